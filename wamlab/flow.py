@@ -1,0 +1,152 @@
+"""Flow matching: noise, velocity, loss weights and solver steps as pure functions.
+
+Convention: ``noised = (1 - noise_level) * clean + noise_level * noise`` and ``velocity = noise - clean``.
+The network's time input is ``1000 * noise_level``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Generator, Tensor
+
+from wamlab.types import Batch, LossTerms, Net, Noised, Velocity
+
+NUM_LEVELS = 1000  # entries of the training table
+
+
+@dataclass(frozen=True)
+class NoiseConfig:
+    """How training draws noise levels."""
+
+    shift: float = 5.0  # moves levels towards noise: u -> shift*u / (1 + (shift-1)*u)
+    is_decoupled: bool = False  # draw video from Beta(video_beta, 1) and actions uniformly, apart from each other
+    video_beta: float = 3.0  # only when decoupled; 7 in DreamZero-Flash
+
+    def __post_init__(self) -> None:
+        if self.shift <= 0 or self.video_beta <= 0:
+            raise ValueError(f"noise shift and video_beta must be positive, got {self.shift}, {self.video_beta}")
+
+
+def shifted(level: Tensor, shift: float) -> Tensor:
+    """Move uniform noise levels towards 1 (resolution shift of flow transformers)."""
+    return shift * level / (1 + (shift - 1) * level)
+
+
+@lru_cache(maxsize=8)
+def noise_table(shift: float = 5.0) -> Float64[Tensor, " levels"]:
+    """Return the training noise levels: entry 0 is pure noise, entry 999 nearly clean."""
+    return shifted(1 - torch.arange(NUM_LEVELS, dtype=torch.float64) / NUM_LEVELS, shift)
+
+
+@lru_cache(maxsize=8)
+def _weight_constants(shift: float) -> tuple[float, float]:
+    bell = torch.exp(-2 * (noise_table(shift) - 0.5).square())
+    floor = bell.min()
+    return floor.item(), (NUM_LEVELS / (bell - floor).sum()).item()
+
+
+def loss_weight(noise_level: Tensor, shift: float = 5.0) -> Tensor:
+    """Weigh each level by a bell around 0.5 that is zero at pure noise and averages 1 over the table."""
+    floor, scale = _weight_constants(shift)
+    return scale * (torch.exp(-2 * (noise_level - 0.5).square()) - floor)
+
+
+def add_noise(clean: Tensor, noise: Tensor, noise_level: Tensor) -> Tensor:
+    """Mix clean data with noise; ``noise_level`` has the leading axes of ``clean``."""
+    level = noise_level.reshape(noise_level.shape + (1,) * (clean.ndim - noise_level.ndim)).to(clean.dtype)
+    return (1 - level) * clean + level * noise
+
+
+def draw_noise_levels(
+    num_samples: int,
+    num_frames: int,
+    num_blocks: int,
+    actions_per_block: int,
+    generator: Generator,
+    config: NoiseConfig,
+) -> tuple[Float64[Tensor, "b t"], Float64[Tensor, "b a"]]:
+    """Draw one level for frame 0, one per block of latents, and one per block of actions.
+
+    Coupled (default): a block's actions share its video level. Decoupled: video levels come from
+    Beta(video_beta, 1) before the shift and action levels are uniform, one draw a block.
+    """
+    device = generator.device
+    table = noise_table(config.shift).to(device)
+    uniform = torch.rand((num_samples, 1 + 2 * num_blocks), generator=generator, device=device, dtype=torch.float64)
+    video, action = uniform[:, : 1 + num_blocks], uniform[:, 1 + num_blocks :]
+    if config.is_decoupled:
+        video = 1 - video ** (1 / config.video_beta)  # 1 - Beta(beta, 1); index 0 is pure noise
+    else:
+        action = video[:, 1:]
+    video_level, action_level = (table[(u * NUM_LEVELS).long().clamp(max=NUM_LEVELS - 1)] for u in (video, action))
+    frames_per_block = (num_frames - 1) // num_blocks if num_blocks else 0
+    blocks = video_level[:, 1:].repeat_interleave(frames_per_block, dim=1)
+    return torch.cat([video_level[:, :1], blocks], dim=1), action_level.repeat_interleave(actions_per_block, dim=1)
+
+
+def noised(batch: Batch, video_level: Tensor, action_level: Tensor, generator: Generator) -> tuple[Noised, Velocity]:
+    """Add fresh noise at the given levels; return what the network sees and what it shall predict."""
+    video_noise, action_noise = (
+        torch.randn(clean.shape, generator=generator, device=generator.device, dtype=torch.float32)
+        for clean in (batch.latents, batch.actions)
+    )
+    seen = Noised(
+        latents=add_noise(batch.latents, video_noise, video_level),
+        actions=add_noise(batch.actions, action_noise, action_level),
+        video_noise_level=video_level,
+        action_noise_level=action_level,
+    )
+    return seen, Velocity(video=video_noise - batch.latents, actions=action_noise - batch.actions)
+
+
+def velocity_loss(
+    predicted: Velocity,
+    target: Velocity,
+    video_level: Float[Tensor, "b t"],
+    action_level: Float[Tensor, "b a"],
+    action_mask: Bool[Tensor, "b a j"],
+    shift: float = 5.0,
+) -> LossTerms:
+    """Weighted squared error in float32 (spec: mean over frames; actions over *all* dimensions).
+
+    The video term is cropped to what the network predicts, since an odd latent height loses its last row.
+    """
+    height, width = predicted.video.shape[-2:]
+    video_target = target.video[..., :height, :width]
+    video_error = (predicted.video.float() - video_target.float()).square().mean(dim=(2, 3, 4))
+    video = (loss_weight(video_level, shift).float() * video_error).mean()
+    error = (predicted.actions.float() - target.actions.float()).square() * action_mask
+    action = (loss_weight(action_level, shift).float() * error.mean(dim=-1)).mean() if error.numel() else video * 0
+    return LossTerms(total=video + action, video=video.detach(), action=action.detach())
+
+
+def flow_loss(
+    net: Net, batch: Batch, generator: Generator, config: NoiseConfig = NoiseConfig()  # noqa: B008 frozen
+) -> LossTerms:
+    """Teacher-forced flow-matching loss of a batch: draw levels and noise, predict, weigh, add."""
+    num_blocks = batch.state.shape[1]
+    video_level, action_level = draw_noise_levels(
+        len(batch), batch.latents.shape[1], num_blocks, batch.actions.shape[1] // num_blocks, generator, config
+    )
+    seen, target = noised(batch, video_level, action_level, generator)
+    return velocity_loss(net(batch, seen), target, video_level, action_level, batch.action_mask, config.shift)
+
+
+def solver_levels(num_steps: int, shift: float = 5.0) -> Float64[Tensor, " levels"]:
+    """Return the ``num_steps + 1`` noise levels a sampler visits, from nearly 1 down to 0 (spec 6.2)."""
+    start = torch.linspace(0.999, 0, num_steps + 1, dtype=torch.float64)[:-1]
+    return torch.cat([shifted(start, shift), torch.zeros(1, dtype=torch.float64)])
+
+
+def euler_step(noised: Tensor, velocity: Tensor, level: float, next_level: float) -> Tensor:
+    """Move along the probability-flow ODE by one first-order step."""
+    return noised + (next_level - level) * velocity
+
+
+def level_index(noise_level: Tensor, shift: float = 5.0) -> Int[Tensor, "..."]:
+    """Return the table entry nearest to each level."""
+    return (noise_table(shift).to(noise_level.device) - noise_level[..., None]).abs().argmin(dim=-1)

@@ -1,0 +1,160 @@
+"""The nouns of wamlab and the few function types that join its rooms.
+
+Axes, one letter each, used in every shape annotation:
+
+    b  batch                    t  latent frames (in video arrays before encoding: video frames)
+    c  channels                 h, w  height and width
+    a  action ticks             j  action dimensions
+    s  state rows (1 a block)   k  state dimensions
+    n  text tokens              d  text feature width
+
+Clocks: ``frame`` (video), ``tick`` (robot control), ``noise_level`` (0 clean, 1 noise), ``step`` (optimiser).
+Spaces: ``frames`` (uint8), ``video`` (float -1..1), ``latents`` (codec), ``tokens`` (network).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Generator, Tensor
+
+
+class InputError(ValueError):
+    """A user's input is wrong; the message is one sentence that says what, where and what to do."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One recorded episode in robot units, as an environment plays it and a dataset stores it."""
+
+    frames: Mapping[str, UInt8[np.ndarray, "t h w 3"]]  # camera name -> one RGB frame a tick
+    state: Float[np.ndarray, "t k"]  # robot units, row i belongs to frame i
+    action: Float[np.ndarray, "t j"]  # robot units, row i is commanded after frame i was seen
+    instruction: str
+    fps: float  # ticks per second
+    signals: Mapping[str, np.ndarray] = field(default_factory=dict)  # further columns, e.g. "next.reward" [t]
+
+    @property
+    def num_ticks(self) -> int:
+        return len(self.state)
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One training sample on the host: a window of an episode, tiled, normalised, not yet encoded."""
+
+    frames: UInt8[np.ndarray, "t h w 3"]  # cameras tiled on one canvas; t = 1 + 4 * latents after the first
+    actions: Float[np.ndarray, "a j"]  # -1..1 between the 1st and 99th percentile, padded with 0
+    action_mask: Bool[np.ndarray, "a j"]  # False where a robot has no such joint or the episode no actions
+    state: Float[np.ndarray, "s k"]  # normalised like actions, padded with 0
+    instruction: str
+    episode: int  # index of the episode in its dataset
+    first_row: int  # row of the episode that the first frame shows
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One training batch, already encoded, normalised and on the device."""
+
+    latents: Float[Tensor, "b t c h w"]  # unit variance; frame 0 is the observation
+    actions: Float[Tensor, "b a j"]  # -1..1 between the 1st and 99th percentile of the dataset
+    action_mask: Bool[Tensor, "b a j"]  # False where a robot has no such joint
+    state: Float[Tensor, "b s k"]  # one row per block, at the block's first tick
+    text: Float[Tensor, "b n d"]  # instruction, encoded once per prompt, never per step; pads are zero
+    condition: Float[Tensor, "b t e h w"] | None = None  # first-frame mask and latents (Wan image-to-video)
+    image: Float[Tensor, "b m i"] | None = None  # image tokens of the first frame (CLIP)
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> Batch:
+        """Return the same batch on another device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def __getitem__(self, samples: slice) -> Batch:
+        """Return some of the samples, e.g. one micro-batch."""
+        return self._map(lambda tensor: tensor[samples])
+
+    def __len__(self) -> int:
+        return len(self.latents)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: change(value) for name, value in values.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class Noised:
+    """A batch's latents and actions after noise was added, with the noise level of each."""
+
+    latents: Float[Tensor, "b t c h w"]
+    actions: Float[Tensor, "b a j"]
+    video_noise_level: Float[Tensor, "b t"]  # float64: the time embedding needs 1000 * level to 1e-5
+    action_noise_level: Float[Tensor, "b a"]  # float64
+
+
+@dataclass(frozen=True)
+class Velocity:
+    """What the network predicts: d(noised)/d(noise_level) = noise - clean."""
+
+    video: Float[Tensor, "b t c h w"]
+    actions: Float[Tensor, "b a j"]
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """A training loss and what it is made of; all but ``total`` are detached."""
+
+    total: Float[Tensor, ""]
+    video: Float[Tensor, ""]
+    action: Float[Tensor, ""]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a policy sees before it acts, in robot units; the axes count parallel sessions."""
+
+    frames: Mapping[str, UInt8[np.ndarray, "b h w 3"]]
+    state: Float[np.ndarray, "b k"]
+    instructions: Sequence[str]
+    session: Int[np.ndarray, " b"]  # a new number means a new episode: forget history
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one optimiser step did; written to ``metrics.jsonl`` as it is."""
+
+    step: int  # 1 after the first update
+    loss: float
+    video_loss: float
+    action_loss: float
+    gradient_norm: float  # before clipping
+    learning_rate: float
+    num_samples: int
+    step_s: float  # wall time of the whole step
+    split_s: Mapping[str, float]  # wall time of its parts: data, encode, forward, backward, optimizer
+    memory_gib: float  # peak device memory, or resident memory on a CPU
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.num_samples / self.step_s
+
+
+class Encode(Protocol):
+    """Turns clips into a batch: video to latents, instructions to text features."""
+
+    def __call__(self, clips: Sequence[Clip], /) -> Batch: ...
+
+
+class Env(Protocol):
+    """A vector of environments that run chunks of actions; see ``wamlab.sim`` for exact behaviour."""
+
+    def reset(self, seeds: Sequence[int], /) -> Observation: ...
+
+    def step(self, actions: Float[np.ndarray, "b a j"], /) -> Observation: ...
+
+
+Net = Callable[[Batch, Noised], Velocity]
+Policy = Callable[[Observation], Float[np.ndarray, "b a j"]]  # one action chunk a session, robot units
+Loss = Callable[[Batch, Generator], LossTerms]
