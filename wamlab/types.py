@@ -22,9 +22,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Generator, Tensor
 
+from wamlab.errors import InputError
 
-class InputError(ValueError):
-    """A user's input is wrong; the message is one sentence that says what, where and what to do."""
+__all__ = [
+    "Batch", "Clip", "Encode", "Env", "Episode", "InputError", "Loss", "LossTerms", "Net", "Noised",
+    "Observation", "Policy", "StepRecord", "Velocity",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
