@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Bool, Float, Float64
 from torch import Generator, Tensor
 
-from wamlab.types import Batch, LossTerms, Net, Noised, Velocity
+from wamlab.types import Batch, FlowExample, LossTerms, Net, Noised, Velocity
 
 NUM_LEVELS = 1000  # entries of the training table
 
@@ -98,10 +98,25 @@ def draw_noise_levels(
     )
 
 
-def noised(
-    batch: Batch, video_level: Tensor, action_level: Tensor, generator: Generator
-) -> tuple[Noised, Velocity]:
-    """Add fresh noise at the given levels; return what the network sees and what it shall predict."""
+def with_noise(batch: Batch, generator: Generator, config: NoiseConfig | None = None) -> FlowExample:
+    """Draw noise levels and noise for a batch, on the generator's device."""
+    config = config or NoiseConfig()
+    num_blocks = batch.state.shape[1]
+    video_level, action_level = draw_noise_levels(
+        len(batch),
+        batch.latents.shape[1],
+        num_blocks,
+        batch.actions.shape[1] // num_blocks,
+        generator,
+        config,
+    )
+    return with_noise_at(batch, video_level, action_level, generator)
+
+
+def with_noise_at(
+    batch: Batch, video_level: Float[Tensor, "b t"], action_level: Float[Tensor, "b a"], generator: Generator
+) -> FlowExample:
+    """Add fresh noise to a batch at the given levels; say what the network sees and what it shall predict."""
     video_noise, action_noise = (
         torch.randn(clean.shape, generator=generator, device=generator.device, dtype=torch.float32)
         for clean in (batch.latents, batch.actions)
@@ -112,7 +127,9 @@ def noised(
         video_noise_level=video_level,
         action_noise_level=action_level,
     )
-    return seen, Velocity(video=video_noise - batch.latents, actions=action_noise - batch.actions)
+    return FlowExample(
+        batch, seen, Velocity(video=video_noise - batch.latents, actions=action_noise - batch.actions)
+    )
 
 
 def velocity_loss(
@@ -138,24 +155,17 @@ def velocity_loss(
     return LossTerms(total=video + action, video=video.detach(), action=action.detach())
 
 
-def flow_loss(
-    net: Net,
-    batch: Batch,
-    generator: Generator,
-    config: NoiseConfig = NoiseConfig(),  # noqa: B008 frozen
-) -> LossTerms:
-    """Teacher-forced flow-matching loss of a batch: draw levels and noise, predict, weigh, add."""
-    num_blocks = batch.state.shape[1]
-    video_level, action_level = draw_noise_levels(
-        len(batch),
-        batch.latents.shape[1],
-        num_blocks,
-        batch.actions.shape[1] // num_blocks,
-        generator,
-        config,
+def flow_loss(net: Net, example: FlowExample, shift: float = 5.0) -> LossTerms:
+    """Teacher-forced flow-matching loss: predict the velocity of every noised block, weigh, average."""
+    seen = example.seen
+    return velocity_loss(
+        net(example.batch, seen),
+        example.target,
+        seen.video_noise_level,
+        seen.action_noise_level,
+        example.batch.action_mask,
+        shift,
     )
-    seen, target = noised(batch, video_level, action_level, generator)
-    return velocity_loss(net(batch, seen), target, video_level, action_level, batch.action_mask, config.shift)
 
 
 def solver_levels(num_steps: int, shift: float = 5.0) -> Float64[Tensor, " levels"]:
@@ -167,8 +177,3 @@ def solver_levels(num_steps: int, shift: float = 5.0) -> Float64[Tensor, " level
 def euler_step(noised: Tensor, velocity: Tensor, level: float, next_level: float) -> Tensor:
     """Move along the probability-flow ODE by one first-order step."""
     return noised + (next_level - level) * velocity
-
-
-def level_index(noise_level: Tensor, shift: float = 5.0) -> Int[Tensor, "..."]:
-    """Return the table entry nearest to each level."""
-    return (noise_table(shift).to(noise_level.device) - noise_level[..., None]).abs().argmin(dim=-1)

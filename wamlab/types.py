@@ -16,17 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
-from torch import Generator, Tensor
+from torch import Tensor
 
 from wamlab.errors import InputError
 
 __all__ = [
-    "Batch", "Clip", "Encode", "Env", "Episode", "InputError", "Loss", "LossTerms", "Net", "Noised",
-    "Observation", "Policy", "StepRecord", "Velocity",
+    "Batch", "Clip", "Encode", "Env", "Episode", "FlowExample", "InputError", "Loss", "LossTerms", "Net",
+    "Noised", "Observation", "Policy", "Samples", "StepRecord", "Velocity",
 ]  # fmt: skip
 
 
@@ -59,8 +59,36 @@ class Clip:
     first_row: int  # row of the episode that the first frame shows
 
 
+S = TypeVar("S", bound="Samples")  # typing.Self would stop the runtime shape checker
+
+
+class Samples:
+    """Mix-in of nouns whose tensors all lead with the batch axis: slice them, move them, count them."""
+
+    def __getitem__(self: S, samples: slice) -> S:
+        """Return some of the samples, e.g. one micro-batch."""
+        return self._map(lambda tensor: tensor[samples])
+
+    def to(self: S, device: Any, *, is_non_blocking: bool = False) -> S:
+        """Return the same samples on another device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=is_non_blocking))
+
+    def __len__(self) -> int:
+        first = getattr(self, fields(self)[0].name)  # pyright: ignore[reportArgumentType]
+        return len(first)
+
+    def _map(self: S, change: Callable[[Tensor], Tensor]) -> S:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # pyright: ignore[reportArgumentType]
+        changed = {
+            name: value._map(change) if isinstance(value, Samples) else change(value)
+            for name, value in values.items()
+            if value is not None
+        }
+        return replace(self, **changed)  # pyright: ignore[reportArgumentType, reportReturnType]
+
+
 @dataclass(frozen=True)
-class Batch:
+class Batch(Samples):
     """One training batch, already encoded, normalised and on the device."""
 
     latents: Float[Tensor, "b t c h w"]  # unit variance; frame 0 is the observation
@@ -71,24 +99,9 @@ class Batch:
     condition: Float[Tensor, "b t e h w"] | None = None  # first-frame mask and latents (Wan image-to-video)
     image: Float[Tensor, "b m i"] | None = None  # image tokens of the first frame (CLIP)
 
-    def to(self, device: Any, *, non_blocking: bool = False) -> Batch:
-        """Return the same batch on another device."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def __getitem__(self, samples: slice) -> Batch:
-        """Return some of the samples, e.g. one micro-batch."""
-        return self._map(lambda tensor: tensor[samples])
-
-    def __len__(self) -> int:
-        return len(self.latents)
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: change(value) for name, value in values.items() if value is not None})
-
 
 @dataclass(frozen=True)
-class Noised:
+class Noised(Samples):
     """A batch's latents and actions after noise was added, with the noise level of each."""
 
     latents: Float[Tensor, "b t c h w"]
@@ -98,11 +111,20 @@ class Noised:
 
 
 @dataclass(frozen=True)
-class Velocity:
+class Velocity(Samples):
     """What the network predicts: d(noised)/d(noise_level) = noise - clean."""
 
     video: Float[Tensor, "b t c h w"]
     actions: Float[Tensor, "b a j"]
+
+
+@dataclass(frozen=True)
+class FlowExample(Samples):
+    """A batch with its noise already drawn: all that the flow loss needs, so that micro-batches add up."""
+
+    batch: Batch
+    seen: Noised
+    target: Velocity
 
 
 @dataclass(frozen=True)
@@ -160,4 +182,4 @@ class Env(Protocol):
 
 Net = Callable[[Batch, Noised], Velocity]
 Policy = Callable[[Observation], Float[np.ndarray, "b a j"]]  # one action chunk a session, robot units
-Loss = Callable[[Batch, Generator], LossTerms]
+Loss = Callable[[Any], LossTerms]  # of a FlowExample, or of whatever an RL objective needs; must be a mean
