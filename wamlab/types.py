@@ -173,11 +173,25 @@ class Encode(Protocol):
 
 
 class Env(Protocol):
-    """A vector of environments that run chunks of actions; see ``wamlab.sim`` for exact behaviour."""
+    """A vector of environments that plays chunks of actions; one that has ended costs nothing more.
 
-    def reset(self, seeds: Sequence[int], /) -> Observation: ...
+    Observations are mappings with "pixels" (camera -> uint8 [b h w 3]) and "agent_pos" (float32 [b k]).
+    """
 
-    def step(self, actions: Float[np.ndarray, "b a j"], /) -> Observation: ...
+    num_envs: int
+
+    @property
+    def instructions(self) -> Sequence[str]: ...
+
+    @property
+    def is_done(self) -> Bool[np.ndarray, " b"]: ...
+
+    @property
+    def is_success(self) -> Bool[np.ndarray, " b"]: ...
+
+    def reset(self, *, seed: Any = None) -> tuple[Mapping[str, Any], Mapping[str, Any]]: ...
+
+    def chunk_step(self, actions: Float[np.ndarray, "b a j"], /) -> tuple[Any, ...]: ...
 
 
 Net = Callable[[Batch, Noised], Velocity]

@@ -1,0 +1,33 @@
+# Two commands do everything on a fresh machine with Python >= 3.11 and make:
+#   make demo    sets up, makes a robot dataset, trains a tiny world action model, shows what it learnt
+#   make test    sets up, passes all tests
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Left empty, pip may pick any version; the tested ones are the default.
+CONSTRAINTS ?= constraints.txt
+
+.PHONY: setup demo test lint clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "wamlab needs Python 3.11 or newer; this is " + sys.version.split()[0] + ": run make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[test]'
+	@touch $@
+
+demo: setup
+	$(BIN)/wamlab demo
+
+test: setup lint
+	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 120 --nbval-kernel-startup-timeout 60 notebooks
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+clean:
+	rm -rf $(VENV) build *.egg-info

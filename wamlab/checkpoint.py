@@ -1,0 +1,120 @@
+"""Checkpoints: everything a run needs to go on bit for bit, written whole or not at all.
+
+A checkpoint is a folder ``step_00001000`` with ``model.safetensors``, ``ema.safetensors`` (if there is an
+average), ``optimizer.pt`` (loaded with ``weights_only=True``) and ``state.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.optim import Optimizer
+
+from wamlab.errors import InputError
+from wamlab.train import Ema
+
+
+def write_checkpoint(
+    folder: Path, step: int, net: nn.Module, optimizer: Optimizer, ema: Ema | None, *, num_kept: int = 2
+) -> Path:
+    """Write the checkpoint of a step below ``folder``, then remove all but the newest ``num_kept``."""
+    target = folder / f"step_{step:08d}"
+    partial = folder / f".{target.name}.{os.getpid()}.partial"
+    partial.mkdir(parents=True)
+    try:
+        save_file(
+            {name: tensor.contiguous() for name, tensor in net.state_dict().items()},
+            partial / "model.safetensors",
+        )
+        if ema is not None:
+            save_file(ema.average, partial / "ema.safetensors")
+        torch.save(
+            {"optimizer": optimizer.state_dict(), "torch_rng": torch.get_rng_state()},
+            partial / "optimizer.pt",
+        )
+        (partial / "state.json").write_text(json.dumps({"step": step, "has_ema": ema is not None}))
+        if target.exists():
+            shutil.rmtree(target)
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    for old in list_checkpoints(folder)[:-num_kept]:
+        shutil.rmtree(old)
+    return target
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the finished checkpoints below a folder, oldest first."""
+    return sorted(path.parent for path in folder.glob("step_*/state.json"))
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    """Return the newest finished checkpoint; InputError if there is none."""
+    found = list_checkpoints(folder)
+    if not found:
+        raise InputError(f"{folder} holds no finished checkpoint: train the run first")
+    return found[-1]
+
+
+def load_weights(checkpoint: Path, net: nn.Module, *, is_ema: bool = False) -> None:
+    """Put a checkpoint's weights, or their moving average, into a network; missing or extra keys raise."""
+    weights = _read_tensors(checkpoint / "model.safetensors")
+    if is_ema and (checkpoint / "ema.safetensors").exists():
+        weights |= _read_tensors(checkpoint / "ema.safetensors")
+    expected = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
+    given = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if expected != given:
+        wrong = sorted(
+            name for name in expected.keys() | given.keys() if expected.get(name) != given.get(name)
+        )
+        first = wrong[0]
+        raise InputError(
+            f"{checkpoint} does not fit this network in {len(wrong)} tensors, the first being {first} "
+            f"(network {expected.get(first)}, file {given.get(first)}): build it from the run's own config"
+        )
+    net.load_state_dict(weights)
+
+
+def load_checkpoint(checkpoint: Path, net: nn.Module, optimizer: Optimizer, ema: Ema | None) -> int:
+    """Restore weights, optimiser, average and random state exactly; return the number of finished steps."""
+    state = _read_state(checkpoint)
+    if state["has_ema"] != (ema is not None):
+        raise InputError(
+            f"{checkpoint} {'has' if state['has_ema'] else 'lacks'} a moving average: keep train.ema_decay"
+        )
+    load_weights(checkpoint, net)
+    try:
+        saved = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError) as error:
+        raise InputError(
+            f"{checkpoint / 'optimizer.pt'} cannot be read ({error}): resume from an older one"
+        ) from error
+    optimizer.load_state_dict(saved["optimizer"])
+    torch.set_rng_state(saved["torch_rng"])
+    if ema is not None:
+        for name, tensor in _read_tensors(checkpoint / "ema.safetensors").items():
+            ema.average[name].copy_(tensor)
+    return state["step"]
+
+
+def _read_state(checkpoint: Path) -> dict[str, Any]:
+    try:
+        return json.loads((checkpoint / "state.json").read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{checkpoint} is not a finished checkpoint ({error}): name another") from error
+
+
+def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path} cannot be read ({error}): name another checkpoint") from error

@@ -1,0 +1,1 @@
+"""The command ``wamlab``: a thin face over the functions a notebook calls."""

@@ -1,0 +1,83 @@
+"""Turn a recipe into the parts of a run: data, encoder, network, and the examples it trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from wamlab.codec.clips import ClipEncoder
+from wamlab.codec.text import HashTextEncoder
+from wamlab.codec.video import DctCodec
+from wamlab.data.clips import ClipReader, split_episodes
+from wamlab.data.lerobot import RobotDataset, open_dataset
+from wamlab.data.loader import load_clips
+from wamlab.data.robot import check_robot
+from wamlab.model.wam import WorldActionModel
+from wamlab.recipes.config import Recipe
+from wamlab.speed.clock import Clock
+from wamlab.train import noised_examples
+from wamlab.types import FlowExample
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device a recipe names; "auto" takes CUDA if there is any."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """The built parts of a recipe; each is made when it is first asked for."""
+
+    recipe: Recipe
+
+    @cached_property
+    def device(self) -> torch.device:
+        return choose_device(self.recipe.device)
+
+    @cached_property
+    def dataset(self) -> RobotDataset:
+        dataset = open_dataset(self.recipe.data.root, backend=self.recipe.data.backend)
+        check_robot(self.recipe.robot, dataset, self.recipe.window)
+        return dataset
+
+    @cached_property
+    def readers(self) -> tuple[ClipReader, ClipReader]:
+        """Return readers of the training episodes and of the held-out ones."""
+        recipe = self.recipe
+        train, held_out = split_episodes(self.dataset, recipe.data.held_out_fraction, recipe.train.seed)
+        return tuple(
+            ClipReader(self.dataset, recipe.robot, recipe.window, episodes=episodes, is_training=is_training)
+            for episodes, is_training in ((train, True), (held_out, False))
+        )
+
+    @cached_property
+    def encoder(self) -> ClipEncoder:
+        return ClipEncoder(
+            DctCodec(self.recipe.video),
+            HashTextEncoder(self.recipe.text),
+            device=self.device,
+            has_condition=self.recipe.model.has_condition,
+        )
+
+    @cached_property
+    def net(self) -> WorldActionModel:
+        torch.manual_seed(self.recipe.train.seed)
+        return WorldActionModel(self.recipe.model).to(self.device)
+
+    def examples(self, clock: Clock, *, first_step: int = 0) -> Iterator[FlowExample]:
+        """Yield the noised training batches after ``first_step`` finished steps, timing data and encoding."""
+        recipe = self.recipe
+        clips = load_clips(
+            self.readers[0],
+            batch_size=recipe.train.batch_size,
+            seed=recipe.train.seed,
+            start_batch=first_step,
+            num_threads=recipe.data.num_threads,
+        )
+        batches = map(clock.timed("encode", self.encoder), clock.waited("data", clips))
+        return noised_examples(batches, seed=recipe.train.seed, first_step=first_step, config=recipe.noise)

@@ -1,0 +1,231 @@
+"""The one training loop: an iterator of ``StepRecord``s.
+
+What other frameworks put into callbacks, a user puts into the body of their ``for``::
+
+    for record in train(partial(flow_loss, net), examples, optimizer, net=net, num_steps=1000):
+        run.log(asdict(record))
+
+A step depends on nothing but the weights, the optimiser's state, the step number and its examples, so a run
+that starts again from a checkpoint with the examples of the next step continues bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from wamlab.errors import InputError
+from wamlab.flow import NoiseConfig, with_noise
+from wamlab.speed.clock import Clock, measure_memory_gib
+from wamlab.types import Batch, FlowExample, Loss, LossTerms, StepRecord
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Optimiser, schedule and length of a run (defaults: DreamZero's recipe, spec 5)."""
+
+    num_steps: int = 1000
+    batch_size: int = 8  # samples per optimiser step on this process
+    num_micro_batches: int = 1  # gradient accumulation: the batch is cut into so many parts
+    learning_rate: float = 1e-5
+    warmup_fraction: float = 0.05  # of num_steps, linear from 0
+    final_rate_fraction: float = 0.0  # of learning_rate, at the end of the cosine
+    beta1: float = 0.95
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 1e-5  # matrices only, never biases, norms or modulation
+    max_gradient_norm: float = 1.0
+    ema_decay: float = 0.0  # 0 keeps no average of the weights
+    has_bf16: bool = True  # bf16 autocast where the device computes bf16 natively
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "batch_size", "num_micro_batches"):
+            if getattr(self, name) < 1:
+                raise InputError(f"train.{name} is {getattr(self, name)}: give at least 1")
+        if self.batch_size % self.num_micro_batches:
+            raise InputError(
+                f"train.batch_size {self.batch_size} does not divide into {self.num_micro_batches} "
+                "micro-batches: give a divisor as train.num_micro_batches"
+            )
+        if not 0 <= self.ema_decay < 1:
+            raise InputError(f"train.ema_decay is {self.ema_decay}: give a number from 0 (none) to below 1")
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            raise InputError(f"train.learning_rate is {self.learning_rate}: give a positive number")
+
+
+def adamw(net: nn.Module, config: TrainConfig) -> AdamW:
+    """Return AdamW with weight decay on matrices only, fused where the device has such a kernel."""
+    trainable = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    matrices = [p for name, p in trainable.items() if p.ndim >= 2 and not name.endswith(("modulation", ".b"))]
+    kept = {id(p) for p in matrices}
+    others = [p for p in trainable.values() if id(p) not in kept]
+    return AdamW(
+        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.epsilon,
+        fused=True,
+    )
+
+
+def cosine_rate(step: int, config: TrainConfig) -> float:
+    """Return the learning rate of the update that makes ``step`` (1-based): linear warm-up, then a cosine."""
+    num_warmup = max(1, round(config.warmup_fraction * config.num_steps))
+    if step <= num_warmup:
+        return config.learning_rate * step / num_warmup
+    progress = min(1.0, (step - num_warmup) / max(1, config.num_steps - num_warmup))
+    cosine = 0.5 * (1 + math.cos(math.pi * progress))
+    return config.learning_rate * (config.final_rate_fraction + (1 - config.final_rate_fraction) * cosine)
+
+
+def step_generator(seed: int, step: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return the random generator of one step: the same for a run that was interrupted before it."""
+    return torch.Generator(device).manual_seed((seed * 1_000_003 + step) % 2**63)
+
+
+def noised_examples(
+    batches: Iterable[Batch], *, seed: int, first_step: int = 0, config: NoiseConfig | None = None
+) -> Iterator[FlowExample]:
+    """Draw the noise of each batch from its own step's generator; ``first_step`` counts finished steps."""
+    for step, batch in enumerate(batches, first_step + 1):
+        yield with_noise(batch, step_generator(seed, step, batch.latents.device), config)
+
+
+def has_native_bf16(device: torch.device | str) -> bool:
+    """Say whether bf16 is computed in hardware; on a CPU without it autocast costs time."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if kind == "cpu":
+        capabilities = torch.cpu.get_capabilities()
+        return bool(
+            capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16")
+        )
+    return False
+
+
+def autocast(device: torch.device | str, *, has_bf16: bool) -> AbstractContextManager:
+    """Return the precision context of forward passes: bf16 where asked for and native, else float32."""
+    if has_bf16 and has_native_bf16(device):
+        return torch.autocast(torch.device(device).type, dtype=torch.bfloat16)
+    return nullcontext()
+
+
+class Ema:
+    """An exponential moving average of a network's trainable weights."""
+
+    def __init__(self, net: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.average = {n: p.detach().clone() for n, p in net.named_parameters() if p.requires_grad}
+        self._net = net
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Move the average towards the weights; early steps move faster, so that the start is forgotten."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        parameters = dict(self._net.named_parameters())
+        weights: list[Tensor] = [parameters[name] for name in self.average]
+        get_ema_multi_avg_fn(decay)(list(self.average.values()), weights, step)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Put the average into the network for the body of a ``with`` statement."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        parameters = dict(self._net.named_parameters())
+        for name, average in self.average.items():
+            held = parameters[name].detach().clone()
+            parameters[name].copy_(average)
+            average.copy_(held)
+
+
+def train(
+    loss: Loss,
+    examples: Iterable,
+    optimizer: Optimizer,
+    config: TrainConfig,
+    *,
+    first_step: int = 0,
+    ema: Ema | None = None,
+    clock: Clock | None = None,
+) -> Iterator[StepRecord]:
+    """Take steps ``first_step + 1 .. config.num_steps``, yielding what each one did.
+
+    ``loss`` is a mean over the samples of an example; ``examples`` yields things that can be sliced along
+    their samples (``types.Samples``). A loss that is not finite raises ``FloatingPointError`` before
+    the update.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    device = parameters[0].device
+    clock = clock or Clock(device)
+    source = iter(islice(examples, config.num_steps - first_step))
+    for step in range(first_step + 1, config.num_steps + 1):
+        start_s = time.perf_counter()
+        example = next(source, None)
+        if example is None:
+            raise InputError(
+                f"the examples ended before step {step} of {config.num_steps}: give an endless iterator"
+            )
+        terms = _accumulate(loss, example, config, clock, device)
+        with clock.measured("optimizer"):
+            gradient_norm = nn.utils.clip_grad_norm_(parameters, config.max_gradient_norm)
+            total, video, action, norm = torch.stack([*terms, gradient_norm]).tolist()
+            if not (math.isfinite(total) and math.isfinite(norm)):
+                raise FloatingPointError(
+                    f"step {step}: the loss is {total} and the gradient norm {norm}; "
+                    "the weights were left as they are"
+                )
+            rate = cosine_rate(step, config)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if ema is not None:
+                ema.update(step)
+        split_s = clock.take()
+        yield StepRecord(
+            step=step,
+            loss=total,
+            video_loss=video,
+            action_loss=action,
+            gradient_norm=norm,
+            learning_rate=rate,
+            num_samples=len(example),
+            step_s=time.perf_counter() - start_s,
+            split_s=split_s,
+            memory_gib=measure_memory_gib(device),
+        )
+
+
+def _accumulate(
+    loss: Loss, example: Any, config: TrainConfig, clock: Clock, device: torch.device
+) -> list[Tensor]:
+    """Run forward and backward over the micro-batches; return the mean total, video and action loss."""
+    size = math.ceil(len(example) / config.num_micro_batches)
+    weighted: list[list[Tensor]] = []
+    for start in range(0, len(example), size):
+        part = example[start : start + size] if size < len(example) else example
+        share = len(part) / len(example)
+        with clock.measured("forward"), autocast(device, has_bf16=config.has_bf16):
+            terms: LossTerms = loss(part)
+        with clock.measured("backward"):
+            (terms.total * share).backward()
+        weighted.append([term.detach() * share for term in (terms.total, terms.video, terms.action)])
+    return [torch.stack(values).sum() for values in zip(*weighted, strict=True)]
