@@ -1,4 +1,4 @@
-"""The words of the tabletop: names of things, and instruction templates split between training and evaluation."""
+"""The words of the tabletop: names of things, and instruction templates for training and for evaluation."""
 
 from __future__ import annotations
 

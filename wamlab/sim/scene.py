@@ -1,4 +1,4 @@
-"""Scenes of the tabletop: what lies where, what is asked for, and how it looks, drawn from a seed and a split."""
+"""Scenes of the tabletop: what lies where, what is asked for and how it looks, drawn at random."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ MAX_OBJECTS, MAX_ZONES, MAX_GOALS = 5, 2, 3
 TICKS_PER_GOAL = {"reach": 40, "push": 100, "pick_place": 90, "stack": 80}  # time limit
 
 _MIN_START_DISTANCE = 0.25  # from the gripper to every object: a random walk seldom gets there in time
+_MIN_CARRY = 0.35  # from an object to its zone
 _GRIPPER_START = (math.pi / 2, 0.3)  # heading and its spread, rad
 
 
@@ -51,7 +52,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Scene:
-    """A whole episode start: things, gripper, goals, words and looks. Plain values only, so JSON holds it exactly."""
+    """A whole episode start: things, gripper, goals, words and looks, as values that JSON holds exactly."""
 
     family: str
     split: str
@@ -114,7 +115,7 @@ def check_names(family: str, split: str) -> None:
 
 
 def draw_scene(family: str, split: str, rng: np.random.Generator) -> Scene:
-    """Draw an episode start whose language is necessary: each goal object has a twin in shape and one in colour."""
+    """Draw a start whose language is necessary: the goal object has a twin in shape and one in colour."""
     check_names(family, split)
     num_goals = (2 if family == "stack" else 1) + (split == "long_horizon")
     num_objects = num_goals + 2 if family == "stack" else int(rng.integers(3, 4 if family == "push" else 5))
@@ -148,20 +149,18 @@ def draw_scene(family: str, split: str, rng: np.random.Generator) -> Scene:
 
 def swapped(scene: Scene, rng: np.random.Generator) -> Scene:
     """Ask for something else in the same scene: other objects (and another zone), same places, same looks."""
-    order = list(range(len(scene.objects)))
-    first = scene.goals[0].object
-    while order[first] == first:
-        order = [int(i) for i in rng.permutation(len(scene.objects))]
-    turn = len(scene.zones)
-    goals = tuple(
-        Goal(
-            goal.kind,
-            order[goal.object],
-            (goal.target + 1) % turn if goal.kind == "zone" else order[goal.target] if goal.target >= 0 else -1,
+    while True:
+        objects = [int(i) for i in rng.permutation(len(scene.objects))]
+        zones = [int(i) for i in rng.permutation(len(scene.zones))]
+        targets = {"reach": [-1], "zone": zones, "stack": objects}
+        goals = tuple(
+            replace(goal, object=objects[goal.object], target=targets[goal.kind][goal.target])
+            for goal in scene.goals
         )
-        for goal in scene.goals
-    )
-    return _instructed(replace(scene, goals=goals), rng)
+        # Where things end up must differ, but the order of touching them alone may make a reach another one.
+        is_other = scene.family == "reach" or not set(goals) & set(scene.goals)
+        if is_other and goals[0].object != scene.goals[0].object:
+            return _instructed(replace(scene, goals=goals), rng)
 
 
 def _instructed(scene: Scene, rng: np.random.Generator) -> Scene:
@@ -188,9 +187,7 @@ def _shuffled(scene: Scene, rng: np.random.Generator) -> Scene:
     )
 
 
-def _draw_objects(
-    number: int, rng: np.random.Generator, *, is_target_unseen: bool
-) -> list[tuple[str, str]]:
+def _draw_objects(number: int, rng: np.random.Generator, *, is_target_unseen: bool) -> list[tuple[str, str]]:
     combos = [(colour, shape) for colour in COLOURS for shape in SHAPES]
     seen = [combo for combo in combos if combo not in HELD_OUT_COMBOS]
     pool = sorted(HELD_OUT_COMBOS) if is_target_unseen else seen
@@ -203,14 +200,16 @@ def _draw_objects(
 
 
 def _draw_look(rng: np.random.Generator) -> Look:
-    tables = ((168, 132, 98), (120, 134, 140), (198, 212, 216), (96, 112, 92), (216, 190, 170))
+    tables = ((168, 132, 98), (120, 134, 140), (198, 212, 216), (150, 162, 140), (216, 190, 170))
     floors = ((36, 36, 40), (120, 110, 100), (90, 60, 50), (180, 184, 190))
+    light = float(rng.uniform(0.72, 1.0))
+    red, green, blue = (float(gain) for gain in rng.uniform(0.88, 1.0, 3))
     return Look(
         table=tables[rng.integers(len(tables))],
         floor=floors[rng.integers(len(floors))],
-        light=tuple(float(gain) for gain in rng.uniform(0.72, 1.0) * rng.uniform(0.88, 1.0, 3)),
+        light=(light * red, light * green, light * blue),
         seam_angle_rad=float(rng.uniform(0, math.pi)),
-        camera_shift=tuple(float(shift) for shift in rng.uniform(-0.03, 0.03, 2)),
+        camera_shift=(float(rng.uniform(-0.03, 0.03)), float(rng.uniform(-0.03, 0.03))),
         camera_turn_rad=float(rng.uniform(-0.07, 0.07)),
         camera_zoom=float(rng.uniform(0.93, 1.04)),
     )
@@ -229,7 +228,7 @@ def _draw_places(
     *,
     is_unseen: bool,
 ) -> tuple[list[Point], list[Point], Point]:
-    """Draw places of zones, objects and gripper by rejection: apart, reachable, and outside the unseen corner."""
+    """Draw places of zones, objects and gripper by rejection: apart, reachable, outside the unseen corner."""
     low = 0.2 if family == "push" else 0.09  # room to get behind an object
 
     def is_seen(p: Point) -> bool:
@@ -252,6 +251,11 @@ def _draw_places(
                 and all(max(abs(p[0] - x), abs(p[1] - y)) > ZONE_HALF + radius + 0.02 for x, y in zones)
             ][:1]
         if len(zones) < num_zones or len(objects) < num_objects:
+            continue
+        if any(
+            goal.kind == "zone" and math.dist(objects[goal.object], zones[goal.target]) < _MIN_CARRY
+            for goal in goals
+        ):
             continue
         if family == "push" and not all(_is_path_free(g, objects, zones, goals, radius) for g in goals):
             continue
