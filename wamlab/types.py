@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
@@ -166,12 +166,14 @@ class StepRecord:
         return self.num_samples / self.step_s
 
 
+@runtime_checkable
 class Encode(Protocol):
     """Turns clips into a batch: video to latents, instructions to text features."""
 
     def __call__(self, clips: Sequence[Clip], /) -> Batch: ...
 
 
+@runtime_checkable
 class Env(Protocol):
     """A vector of environments that plays chunks of actions; one that has ended costs nothing more.
 

@@ -1,0 +1,292 @@
+"""The world action model: noised latents and actions, state and text in; their velocity out.
+
+Parameter names and shapes are those of the published DreamZero and Wan checkpoints (spec 8).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from wamlab.errors import InputError
+from wamlab.model.attention import Layout, axis_angles, rotation_of, video_angles
+from wamlab.model.block import Block, Runs
+from wamlab.model.kv_cache import History
+from wamlab.model.tokens import (
+    ActionEncoder,
+    CategoryLinear,
+    CategoryMlp,
+    ImageEmbedding,
+    VideoHead,
+    patches,
+    time_sinusoid,
+    unpatch,
+)
+from wamlab.types import Batch, Noised, Velocity
+
+PATCH_PX = 2  # latent pixels along each side of a token
+MASK_CHANNELS = 4  # of the first-frame mask in the condition
+
+
+@dataclass(frozen=True)
+class WAMConfig:
+    """Sizes of a world action model; ``model/presets.py`` has the published ones."""
+
+    dim: int
+    layers: int
+    heads: int
+    ffn_dim: int
+    latent_channels: int
+    text_dim: int
+    text_len: int  # text is padded with zeros to this many tokens, all of them attended
+    freq_dim: int = 256  # of the noise level's sinusoid
+    has_condition: bool = False  # first-frame mask and latents joined to the channels (Wan image-to-video)
+    has_image: bool = False  # image tokens in cross-attention
+    image_dim: int = 1280
+    latents_per_block: int = 2
+    actions_per_block: int = 24
+    states_per_block: int = 1
+    max_blocks: int = 4
+    max_action_dim: int = 32
+    max_state_dim: int = 64
+    mlp_dim: int = 1024  # hidden width of the state encoder and the action decoder
+    num_categories: int = 1
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        positive = [name for name, value in vars(self).items() if isinstance(value, int | float) and value < 0]
+        if positive or min(self.dim, self.layers, self.heads, self.latents_per_block, self.max_blocks) < 1:
+            raise InputError(f"model sizes must be positive, got {self}")
+        if self.dim % self.heads or (self.dim // self.heads) % 2:
+            raise InputError(
+                f"model.dim {self.dim} split over model.heads {self.heads} must give whole, even heads: change either"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+    @property
+    def in_channels(self) -> int:
+        condition = MASK_CHANNELS + self.latent_channels if self.has_condition else 0
+        return self.latent_channels + condition
+
+
+class WorldActionModel(nn.Module):
+    """One transformer that denoises the next video latents and the actions that lead there."""
+
+    def __init__(self, config: WAMConfig) -> None:
+        super().__init__()
+        c, dim = config, config.dim
+        self.config = config
+        self.patch_embedding = nn.Conv3d(c.in_channels, dim, (1, PATCH_PX, PATCH_PX), (1, PATCH_PX, PATCH_PX))
+        self.text_embedding = nn.Sequential(
+            nn.Linear(c.text_dim, dim), nn.GELU(approximate="tanh"), nn.Linear(dim, dim)
+        )
+        self.time_embedding = nn.Sequential(nn.Linear(c.freq_dim, dim), nn.SiLU(), nn.Linear(dim, dim))
+        self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
+        self.blocks = nn.ModuleList(
+            Block(dim, c.heads, c.ffn_dim, c.eps, has_image=c.has_image) for _ in range(c.layers)
+        )
+        self.head = VideoHead(dim, PATCH_PX**2 * c.latent_channels, c.eps)
+        if c.has_image:
+            self.img_emb = ImageEmbedding(c.image_dim, dim)
+        self.state_encoder = CategoryMlp(c.num_categories, c.max_state_dim, c.mlp_dim, dim)
+        self.action_encoder = ActionEncoder(c.num_categories, c.max_action_dim, dim)
+        self.action_decoder = CategoryMlp(c.num_categories, dim, c.mlp_dim, c.max_action_dim)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Initialise for training from scratch; also after ``to_empty`` of a network made on the meta device.
+
+        The last map of the video head is zero, so training starts from the loss of predicting no velocity.
+        Gates start at one: at a few thousand steps a residual stream that is open learns faster (measured).
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Conv3d):
+                nn.init.xavier_uniform_(module.weight.flatten(1))
+                nn.init.zeros_(module.bias)  # pyright: ignore[reportArgumentType]
+            elif isinstance(module, CategoryLinear):
+                nn.init.normal_(module.W, std=0.02)
+                nn.init.zeros_(module.b)
+            elif isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+            elif type(module).__name__ == "RmsNorm":
+                nn.init.ones_(module.weight)
+        for part in (self.text_embedding, self.time_embedding):
+            for layer in (part[0], part[2]):
+                nn.init.normal_(layer.weight, std=0.02)
+        for block in self.blocks:
+            nn.init.normal_(block.modulation, std=self.config.dim**-0.5)
+            block.modulation[:, [2, 5]] += 1
+        nn.init.normal_(self.head.modulation, std=self.config.dim**-0.5)
+        nn.init.zeros_(self.head.head.weight)
+
+    def forward(self, batch: Batch, noised: Noised) -> Velocity:
+        """Predict every noised block of a window from the clean blocks before it (teacher forcing)."""
+        c = self.config
+        latents = torch.cat([batch.latents, noised.latents], dim=1)
+        condition = batch.condition
+        video = self._video_tokens(latents, None if condition is None else torch.cat([condition, condition], dim=1))
+        num_blocks, num_frames = batch.state.shape[1], batch.latents.shape[1]
+        layout = Layout(
+            num_blocks,
+            video.shape[2],
+            c.latents_per_block,
+            noised.actions.shape[1] // num_blocks,
+            c.states_per_block,
+        )
+        if layout.num_frames != num_frames:
+            raise InputError(
+                f"a window of {num_blocks} blocks of {c.latents_per_block} latents has {layout.num_frames} latent "
+                f"frames, but this batch has {num_frames}: set model.latents_per_block and window alike"
+            )
+        tokens = [video.flatten(1, 2), self.state_encoder(batch.state)]
+        levels, runs = (
+            [noised.video_noise_level],
+            [(1, num_frames * layout.frame_tokens), (num_frames, layout.frame_tokens)],
+        )
+        state_level = noised.video_noise_level[:, 1 :: c.latents_per_block]
+        if layout.actions_per_block:
+            tokens.insert(1, self.action_encoder(noised.actions, noised.action_noise_level))
+            state_level = noised.action_noise_level[:, :: layout.actions_per_block]
+            levels.append(state_level)
+            runs.append((num_blocks, layout.actions_per_block))
+        levels.append(state_level)
+        runs.append((num_blocks, c.states_per_block))
+        time, slots = self._time(torch.cat([torch.zeros_like(levels[0][:, :1]), *levels], dim=1))
+        height, width = (length // PATCH_PX for length in batch.latents.shape[-2:])
+        rotation = window_rotation(layout, height, width, c.head_dim, video.device)
+        text, image = self._context(batch.text, batch.image)
+        hidden = torch.cat(tokens, dim=1)
+        for block in self.blocks:
+            hidden = block(hidden, slots, rotation, text, image, layout, tuple(runs))
+        _, noisy, actions, _ = hidden.split(layout.sizes, dim=1)
+        noisy = noisy.unflatten(1, (num_frames, layout.frame_tokens))
+        velocity = unpatch(self.head(noisy, time[:, 1 : 1 + num_frames]), height, width, PATCH_PX)
+        return Velocity(video=velocity.float(), actions=self.action_decoder(actions).float())
+
+    def start(self, text: Float[Tensor, "b n d"], image: Tensor | None = None) -> History:
+        """Begin sessions: project the instruction (and first image) once for all that follows."""
+        text, image = self._context(text, image)
+        return History(tuple(block.cross_attn.keys(text, image) for block in self.blocks))
+
+    def observe(
+        self, history: History, latents: Float[Tensor, "b t c h w"], condition: Tensor | None = None
+    ) -> History:
+        """Append clean frames: frame 0 alone first, then one block at a time (spec 1.9, steps 1 and 2)."""
+        num_frames = latents.shape[1]
+        wanted = self.config.latents_per_block if history.num_frames else 1
+        if num_frames != wanted:
+            raise InputError(f"a history of {history.num_frames} frames grows by {wanted}, not {num_frames} frames")
+        video = self._video_tokens(latents, condition)
+        _, slots = self._time(torch.zeros(len(latents), 1, dtype=torch.float64, device=latents.device))
+        _, rotation = self._rotations(history, latents)
+        tokens = video.flatten(1, 2)
+        past = []
+        for index, block in enumerate(self.blocks):
+            held = history.past[index] if history.past else None
+            runs = ((1, tokens.shape[1]),)
+            tokens, new = block.step(tokens, slots, rotation[: tokens.shape[1]], history.cross[index], held, 0, runs)
+            past.append(new if held is None else tuple(torch.cat(pair, dim=2) for pair in zip(held, new, strict=True)))
+        return History(history.cross, tuple(past), history.num_frames + num_frames)
+
+    def denoise(
+        self,
+        history: History,
+        latents: Float[Tensor, "b t c h w"],
+        actions: Float[Tensor, "b a j"],
+        state: Float[Tensor, "b s k"],
+        video_noise_level: Float[Tensor, " b"],
+        action_noise_level: Float[Tensor, " b"],
+        condition: Tensor | None = None,
+    ) -> Velocity:
+        """Predict the velocity of the next block's latents and actions; the history stays as it is."""
+        if not history.num_frames:
+            raise InputError("a session must observe its first frame before it can denoise a block")
+        video = self._video_tokens(latents, condition)
+        num_frames, frame_tokens, num_actions = video.shape[1], video.shape[2], actions.shape[1]
+        per_action = action_noise_level[:, None].expand(-1, num_actions)
+        tokens = torch.cat(
+            [video.flatten(1, 2), self.action_encoder(actions, per_action), self.state_encoder(state)], dim=1
+        )
+        levels = torch.stack([video_noise_level, action_noise_level, action_noise_level], dim=1)
+        time, slots = self._time(levels)
+        runs: Runs = ((1, num_frames * frame_tokens), (1, num_actions), (1, state.shape[1]))
+        rotation, _ = self._rotations(history, latents)
+        for block, cross, past in zip(self.blocks, history.cross, history.past or (), strict=True):
+            tokens, _ = block.step(tokens, slots, rotation, cross, past, state.shape[1], runs)
+        noisy = tokens[:, : num_frames * frame_tokens].unflatten(1, (num_frames, frame_tokens))
+        height, width = (length // PATCH_PX for length in latents.shape[-2:])
+        video_velocity = unpatch(self.head(noisy, time[:, :1].expand(-1, num_frames, -1)), height, width, PATCH_PX)
+        found = tokens[:, num_frames * frame_tokens :][:, :num_actions]
+        return Velocity(video=video_velocity.float(), actions=self.action_decoder(found).float())
+
+    def _video_tokens(self, latents: Tensor, condition: Tensor | None) -> Tensor:
+        if (condition is not None) != self.config.has_condition:
+            raise InputError(
+                f"this network was built with has_condition={self.config.has_condition}: "
+                f"the batch {'lacks' if condition is None else 'must not have'} condition latents"
+            )
+        joined = latents if condition is None else torch.cat([latents, condition], dim=2)
+        return F.linear(patches(joined, PATCH_PX), self.patch_embedding.weight.flatten(1), self.patch_embedding.bias)
+
+    def _context(self, text: Tensor, image: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        missing = self.config.text_len - text.shape[1]
+        if missing < 0:
+            raise InputError(f"text has {text.shape[1]} tokens but model.text_len is {self.config.text_len}")
+        text = self.text_embedding(F.pad(text, (0, 0, 0, missing)))
+        return text, self.img_emb(image) if image is not None and self.config.has_image else None
+
+    def _time(self, levels: Tensor) -> tuple[Tensor, Tensor]:
+        """Embed noise levels (b, slots), in float32: the embedding (b, slots, d) and modulation (b, slots, 6, d)."""
+        with torch.autocast(levels.device.type, enabled=False):
+            dtype = self.time_embedding[0].weight.dtype
+            time = self.time_embedding(time_sinusoid(levels, self.config.freq_dim).to(dtype))
+            return time, self.time_projection(time).unflatten(-1, (6, -1))
+
+    def _rotations(self, history: History, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rotations of a block with its actions and state, and of its video alone."""
+        c = self.config
+        height, width = (length // PATCH_PX for length in latents.shape[-2:])
+        return step_rotation(
+            history.num_frames, latents.shape[1], height, width, c.head_dim, c.latents_per_block,
+            c.actions_per_block, c.states_per_block, latents.device,
+        )  # fmt: skip
+
+
+@lru_cache(maxsize=32)
+def window_rotation(layout: Layout, height: int, width: int, head_dim: int, device: torch.device) -> Tensor:
+    """Return rotations (l, head_dim / 2) of a training window; both copies of the video have the same ones."""
+    video = video_angles(0, layout.num_frames, height, width, head_dim)
+    actions = axis_angles(torch.arange(layout.num_blocks * layout.actions_per_block), head_dim)
+    states = axis_angles(torch.arange(layout.num_blocks * layout.states_per_block), head_dim)
+    return rotation_of(torch.cat([video, video, actions, states]), device)
+
+
+@lru_cache(maxsize=64)
+def step_rotation(
+    first_frame: int,
+    num_frames: int,
+    height: int,
+    width: int,
+    head_dim: int,
+    latents_per_block: int,
+    num_actions: int,
+    num_states: int,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """Return rotations of the block that starts at a latent frame: with actions and state, and video alone."""
+    block = math.ceil((first_frame - 1) / latents_per_block)
+    video = video_angles(first_frame, num_frames, height, width, head_dim)
+    actions = axis_angles(torch.arange(block * num_actions, (block + 1) * num_actions), head_dim)
+    states = axis_angles(torch.arange(block * num_states, (block + 1) * num_states), head_dim)
+    both = rotation_of(torch.cat([video, actions, states]), device)
+    return both, both[: len(video)]
