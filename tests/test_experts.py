@@ -37,9 +37,7 @@ def test_experts_succeed_on_every_split(family: str, split: str) -> None:
     assert measure_success(expert_with(), family, range(12), split).rate >= 0.9
 
 
-@pytest.mark.parametrize(
-    ("family", "num_seeds"), [("reach", 150), ("push", 40), ("pick_place", 20), ("stack", 5)]
-)
+@pytest.mark.parametrize(("family", "num_seeds"), [("reach", 150), ("push", 40), ("pick_place", 20), ("stack", 5)])
 def test_chance_hardly_ever_succeeds(family: str, num_seeds: int) -> None:
     assert measure_success(random_actor(), family, range(num_seeds)).rate <= 0.05
 
@@ -74,9 +72,7 @@ def test_labels_are_intentions_and_disturbances_are_recorded_beside_them() -> No
     episode = play_expert(env, 5, style=Style(noise=0.3))
     env.reset(seed=5)
     assert env.tables is not None
-    for state, label, executed in zip(
-        episode.state, episode.action, episode.signals["executed_action"], strict=True
-    ):
+    for state, label, executed in zip(episode.state, episode.action, episode.signals["executed_action"], strict=True):
         np.testing.assert_array_equal(env.observe()["agent_pos"], state)
         np.testing.assert_array_equal(expert_action(env.tables), label)
         env.step(executed)
@@ -101,9 +97,7 @@ def test_failures_fail(family: str) -> None:
 
 def test_hesitation_makes_episodes_longer() -> None:
     brisk, slow = (
-        sum(
-            play_expert("pick_place", seed, size=16, style=Style(hesitation=h)).num_ticks for seed in range(4)
-        )
+        sum(play_expert("pick_place", seed, size=16, style=Style(hesitation=h)).num_ticks for seed in range(4))
         for h in (0.0, 0.2)
     )
     assert slow > 1.2 * brisk

@@ -103,9 +103,7 @@ def test_adding_noise_and_following_the_true_velocity_returns_the_clean_data() -
     batch = small_batch()
     example = flow.with_noise(batch, generator())
     level = example.seen.video_noise_level[..., None, None, None].float()
-    clean = (
-        flow.euler_step(example.seen.latents, example.target.video, 0.0, 0.0) - level * example.target.video
-    )
+    clean = flow.euler_step(example.seen.latents, example.target.video, 0.0, 0.0) - level * example.target.video
     assert torch.allclose(clean, batch.latents, atol=1e-5)
 
 
@@ -140,9 +138,7 @@ def test_masked_actions_do_not_move_the_loss() -> None:
 def test_a_batch_without_actions_has_a_video_loss_only() -> None:
     batch = small_batch()
     bare = Batch(batch.latents, batch.actions[:, :0], batch.action_mask[:, :0], batch.state, batch.text)
-    terms = flow.flow_loss(
-        lambda _, seen: Velocity(seen.latents, seen.actions), flow.with_noise(bare, generator())
-    )
+    terms = flow.flow_loss(lambda _, seen: Velocity(seen.latents, seen.actions), flow.with_noise(bare, generator()))
     assert terms.action == 0
     assert terms.total == terms.video
 

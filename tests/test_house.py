@@ -71,13 +71,7 @@ def test_environment_yml_names_the_same_packages_as_pyproject() -> None:
     wanted = {Requirement(text).name: Requirement(text) for text in project["dependencies"]}
     conda = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     listed = [entry for entry in conda if isinstance(entry, str)]
-    listed += [
-        text
-        for entry in conda
-        if isinstance(entry, dict)
-        for text in entry["pip"]
-        if not text.startswith("-e")
-    ]
+    listed += [text for entry in conda if isinstance(entry, dict) for text in entry["pip"] if not text.startswith("-e")]
     renamed = {"pytorch": "torch"}
     given = {}
     for text in listed:

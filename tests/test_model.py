@@ -282,6 +282,19 @@ def test_gradients_reach_every_parameter() -> None:
     assert not [name for name, p in net.named_parameters() if p.grad is None or not p.grad.any()]
 
 
+def test_a_network_trains_after_it_was_used_in_inference_mode() -> None:
+    config = replace(GOLDEN_CONFIG, actions_per_block=5)  # no other test has cached these rotations
+    net = WorldActionModel(config)
+    batch, noised = golden_inputs(config)
+    batch = replace(batch, actions=torch.zeros(2, 10, 7), action_mask=torch.ones(2, 10, 7, dtype=torch.bool))
+    noised = replace(
+        noised, actions=torch.zeros(2, 10, 7), action_noise_level=noised.action_noise_level[:, [0] * 5 + [4] * 5]
+    )
+    with torch.inference_mode():
+        net(batch, noised)
+    net(batch, noised).actions.sum().backward()
+
+
 def test_a_fresh_network_predicts_no_velocity() -> None:
     net = WorldActionModel(GOLDEN_CONFIG)
     assert not net(*golden_inputs(GOLDEN_CONFIG)).video.any()

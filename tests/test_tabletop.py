@@ -246,9 +246,7 @@ def test_an_absolute_action_is_a_pose_to_go_to() -> None:
     env = TabletopEnv("reach", control="absolute", cameras=())
     env.reset(seed=0)
     seen = played(env, np.tile([0.0, -0.6, 0.25, -1.0], (30, 1)))[-1][0]
-    np.testing.assert_allclose(
-        seen["agent_pos"], [0.5, 0.2, np.sin(np.pi / 4), np.cos(np.pi / 4), 0], atol=1e-6
-    )
+    np.testing.assert_allclose(seen["agent_pos"], [0.5, 0.2, np.sin(np.pi / 4), np.cos(np.pi / 4), 0], atol=1e-6)
 
 
 def test_latency_delays_every_action() -> None:
@@ -399,9 +397,7 @@ def test_droid_actions_turn_into_tabletop_actions_and_back() -> None:
         observation, *_ = env.step(action)
     plain = TabletopEnv(cameras=())
     plain.reset(seed=0)
-    np.testing.assert_array_equal(
-        droid_state(played(plain, actions)[-1][0]["agent_pos"]), observation["agent_pos"]
-    )
+    np.testing.assert_array_equal(droid_state(played(plain, actions)[-1][0]["agent_pos"]), observation["agent_pos"])
 
 
 @pytest.mark.parametrize(

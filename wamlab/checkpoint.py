@@ -73,9 +73,7 @@ def load_weights(checkpoint: Path, net: nn.Module, *, is_ema: bool = False) -> N
     expected = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
     given = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if expected != given:
-        wrong = sorted(
-            name for name in expected.keys() | given.keys() if expected.get(name) != given.get(name)
-        )
+        wrong = sorted(name for name in expected.keys() | given.keys() if expected.get(name) != given.get(name))
         first = wrong[0]
         raise InputError(
             f"{checkpoint} does not fit this network in {len(wrong)} tensors, the first being {first} "
@@ -95,9 +93,7 @@ def load_checkpoint(checkpoint: Path, net: nn.Module, optimizer: Optimizer, ema:
     try:
         saved = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError) as error:
-        raise InputError(
-            f"{checkpoint / 'optimizer.pt'} cannot be read ({error}): resume from an older one"
-        ) from error
+        raise InputError(f"{checkpoint / 'optimizer.pt'} cannot be read ({error}): resume from an older one") from error
     optimizer.load_state_dict(saved["optimizer"])
     torch.set_rng_state(saved["torch_rng"])
     if ema is not None:

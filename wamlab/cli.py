@@ -1,1 +1,234 @@
 """The command ``wamlab``: a thin face over the functions a notebook calls."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import webbrowser
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+from tyro.conf import Positional, UseAppendAction
+
+from wamlab.errors import InputError
+
+
+def make_data(
+    root: Positional[Path] = Path("datasets/tabletop"),
+    families: tuple[str, ...] = ("reach",),
+    episodes: int = 400,
+    version: str = "v3.0",
+    size_px: tuple[int, int] = (64, 64),
+    failure_share: float = 0.0,
+    noise: float = 0.2,
+    tail_ticks: int = 8,
+    seed: int = 0,
+) -> None:
+    """Make a LeRobot dataset of scripted tabletop episodes.
+
+    Args:
+        root: new folder to write
+        families: of tasks: reach, push, pick_place, stack
+        episodes: number of episodes
+        version: "v3.0" (what lerobot reads) or "v2.1" (what DreamZero and RLinf read)
+        size_px: height and width of each camera
+        failure_share: share of episodes in which the expert fails on purpose
+        noise: added to executed actions, as a share of full speed; the recorded action is the intended one
+        tail_ticks: ticks of holding still recorded after success
+        seed: of all episodes
+    """
+    from tqdm.auto import tqdm
+
+    from wamlab.data.write import write_dataset
+    from wamlab.sim.experts import Style, play_episodes
+
+    style = Style(noise=noise, tail_ticks=tail_ticks)
+    played = play_episodes(families, episodes, seed, style=style, failure_share=failure_share, size=size_px)
+    bar = tqdm(played, total=episodes, desc="episodes", unit="")
+    print(f"wrote {write_dataset(bar, root, version=version, robot_type='tabletop')}")
+
+
+def import_video_files(
+    root: Positional[Path],
+    video: UseAppendAction[tuple[str, ...]],
+    instruction: str = "do the task",
+    version: str = "v3.0",
+    trim: bool = False,
+) -> None:
+    """Wrap the video files of one episode, one per camera, as a video-only LeRobot dataset.
+
+    Args:
+        root: new folder to write
+        video: CAMERA=FILE, once for each camera
+        instruction: what the robot does
+        version: "v3.0" or "v2.1"
+        trim: cut longer cameras to the shortest
+    """
+    from wamlab.data.import_videos import import_videos
+
+    pairs = [text.partition("=") for text in video]
+    for camera, equals, file in pairs:
+        if not (camera and equals and file):
+            raise InputError(f'"{camera}{equals}{file}" does not name a camera and a file: write CAMERA=FILE')
+    files = {camera: Path(file) for camera, _, file in pairs}
+    written = import_videos(files, root, instruction=instruction, version=version, is_trimmed_to_shortest=trim)
+    print(f"wrote {written}")
+
+
+def train_recipe(recipe: Any, runs: Path, *, is_resumed: bool) -> None:
+    """Train a recipe with a progress bar, then print what it learnt."""
+    from tqdm.auto import tqdm
+
+    from wamlab.lab.report import summary_table, write_report
+    from wamlab.lab.run import open_run
+    from wamlab.recipes.build import Workbench
+    from wamlab.recipes.fit import fit, start_run, summarize
+
+    bench = Workbench(recipe)
+    with start_run(bench, runs, is_resumed=is_resumed) as run:
+        print(f"run folder: {run.folder}")
+        with tqdm(total=recipe.train.num_steps, unit="step") as bar:
+            for record in fit(bench, run, is_resumed=is_resumed):
+                bar.update(record.step - bar.n)
+                bar.set_postfix(loss=f"{record.loss:.3f}", samples_per_s=f"{record.samples_per_s:.0f}")
+        run.finish(summary=summarize(run))
+    print(summary_table(open_run(run.folder)))
+    print(f"report: {write_report(open_run(run.folder)).resolve()}")
+
+
+def list_all_runs(root: Path = Path("runs")) -> None:
+    """List the runs of a folder."""
+    from wamlab.lab.run import list_runs
+
+    print(list_runs(root))
+
+
+def show(name: Positional[str] = "", root: Path = Path("runs"), browser: bool = False) -> None:
+    """Print a run's key figures and write its report.
+
+    Args:
+        name: of the run, its start or a part of it; without one, the newest run
+        root: folder of the runs
+        browser: open the report
+    """
+    from wamlab.lab.report import summary_table, write_report
+    from wamlab.lab.run import find_run
+
+    run = find_run(root, name)
+    print(summary_table(run))
+    path = write_report(run).resolve()
+    print(f"report: {path}")
+    if browser:
+        webbrowser.open(path.as_uri())
+
+
+def play(
+    name: Positional[str] = "",
+    root: Path = Path("runs"),
+    family: str = "reach",
+    episodes: int = 100,
+    seed: int = 1_000_000,
+    sampler_steps: int | None = None,
+) -> None:
+    """Play a run's policy on the tabletop and count successes.
+
+    Args:
+        name: of the run, its start or a part of it; without one, the newest run
+        root: folder of the runs
+        family: of tasks
+        episodes: number of episodes
+        seed: of the first episode; recordings use small ones
+        sampler_steps: network evaluations per chunk; as the recipe says if not given
+    """
+    from wamlab.lab.run import find_run
+    from wamlab.recipes.policy import load_policy, play_tabletop
+
+    policy = load_policy(find_run(root, name), num_sampler_steps=sampler_steps)
+    success = play_tabletop(policy, family, range(seed, seed + episodes))
+    print(f"{family}: {success}, {success.latency_s * 1000:.0f} ms a chunk")
+
+
+def demo(
+    data: Path = Path("datasets/demo"),
+    runs: Path = Path("runs"),
+    steps: int | None = None,
+    episodes: int = 400,
+    play: int = 100,
+) -> None:
+    """Make a dataset, train a tiny model on it, show what it learnt.
+
+    Args:
+        data: folder of the dataset; made if it is not there
+        runs: folder of the runs
+        steps: optimiser steps; as the recipe says if not given
+        episodes: number of recorded episodes
+        play: number of closed-loop episodes at the end
+    """
+    from wamlab.recipes.demo import run_demo
+
+    run_demo(data, runs, num_steps=steps, num_episodes=episodes, num_played=play)
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "data make": make_data,
+    "data import-videos": import_video_files,
+    "runs": list_all_runs,
+    "show": show,
+    "play": play,
+    "demo": demo,
+}
+USAGE = """usage: wamlab COMMAND [OPTIONS]; each command explains itself with --help
+
+  data make [ROOT]            make a LeRobot dataset of scripted tabletop episodes
+  data import-videos ROOT     wrap video files as a video-only LeRobot dataset
+  train RECIPE                train a recipe; any of its fields can be changed, e.g. --model.layers 6
+  runs                        list the runs
+  show [RUN]                  print a run's key figures and write its report
+  play [RUN]                  play a run's policy on the tabletop
+  demo                        dataset, training and result in one go"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; wrong input prints one sentence and returns 2."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        _run(words)
+    except InputError as error:
+        print(f"wamlab: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("wamlab: stopped; `wamlab train RECIPE --resume` goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _run(words: list[str]) -> None:
+    if not words or words[0] in ("-h", "--help"):
+        print(USAGE)
+        return
+    if words[0] == "train":
+        _train(words[1:])
+        return
+    name = " ".join(words[:2]) if words[0] == "data" else words[0]
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, [*COMMANDS, "train"], n=1, cutoff=0.4)
+        hint = f'did you mean "{near[0]}"?' if near else "`wamlab --help` lists them"
+        raise InputError(f'there is no command "{name}": {hint}')
+    tyro.cli(COMMANDS[name], args=words[len(name.split()) :], prog=f"wamlab {name}")
+
+
+def _train(words: list[str]) -> None:
+    from wamlab.recipes.config import RECIPES, find_recipe
+    from wamlab.recipes.order import TrainOrder
+
+    if not words or words[0].startswith("-"):
+        raise InputError(f"name a recipe to train, one of {', '.join(RECIPES)}: wamlab train {next(iter(RECIPES))}")
+    default = TrainOrder(find_recipe(words[0]))
+    order = tyro.cli(TrainOrder, default=default, args=words[1:], prog=f"wamlab train {words[0]}")
+    train_recipe(order.recipe, order.runs, is_resumed=order.resume)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

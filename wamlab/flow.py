@@ -23,16 +23,12 @@ class NoiseConfig:
     """How training draws noise levels."""
 
     shift: float = 5.0  # moves levels towards noise: u -> shift*u / (1 + (shift-1)*u)
-    is_decoupled: bool = (
-        False  # draw video from Beta(video_beta, 1) and actions uniformly, apart from each other
-    )
+    is_decoupled: bool = False  # draw video from Beta(video_beta, 1) and actions uniformly, apart from each other
     video_beta: float = 3.0  # only when decoupled; 7 in DreamZero-Flash
 
     def __post_init__(self) -> None:
         if self.shift <= 0 or self.video_beta <= 0:
-            raise ValueError(
-                f"noise shift and video_beta must be positive, got {self.shift}, {self.video_beta}"
-            )
+            raise ValueError(f"noise shift and video_beta must be positive, got {self.shift}, {self.video_beta}")
 
 
 def shifted(level: Tensor, shift: float) -> Tensor:
@@ -80,22 +76,16 @@ def draw_noise_levels(
     """
     device = generator.device
     table = noise_table(config.shift).to(device)
-    uniform = torch.rand(
-        (num_samples, 1 + 2 * num_blocks), generator=generator, device=device, dtype=torch.float64
-    )
+    uniform = torch.rand((num_samples, 1 + 2 * num_blocks), generator=generator, device=device, dtype=torch.float64)
     video, action = uniform[:, : 1 + num_blocks], uniform[:, 1 + num_blocks :]
     if config.is_decoupled:
         video = 1 - video ** (1 / config.video_beta)  # 1 - Beta(beta, 1); index 0 is pure noise
     else:
         action = video[:, 1:]
-    video_level, action_level = (
-        table[(u * NUM_LEVELS).long().clamp(max=NUM_LEVELS - 1)] for u in (video, action)
-    )
+    video_level, action_level = (table[(u * NUM_LEVELS).long().clamp(max=NUM_LEVELS - 1)] for u in (video, action))
     frames_per_block = (num_frames - 1) // num_blocks if num_blocks else 0
     blocks = video_level[:, 1:].repeat_interleave(frames_per_block, dim=1)
-    return torch.cat([video_level[:, :1], blocks], dim=1), action_level.repeat_interleave(
-        actions_per_block, dim=1
-    )
+    return torch.cat([video_level[:, :1], blocks], dim=1), action_level.repeat_interleave(actions_per_block, dim=1)
 
 
 def with_noise(batch: Batch, generator: Generator, config: NoiseConfig | None = None) -> FlowExample:
@@ -127,9 +117,7 @@ def with_noise_at(
         video_noise_level=video_level,
         action_noise_level=action_level,
     )
-    return FlowExample(
-        batch, seen, Velocity(video=video_noise - batch.latents, actions=action_noise - batch.actions)
-    )
+    return FlowExample(batch, seen, Velocity(video=video_noise - batch.latents, actions=action_noise - batch.actions))
 
 
 def velocity_loss(
@@ -149,9 +137,7 @@ def velocity_loss(
     video_error = (predicted.video.float() - video_target.float()).square().mean(dim=(2, 3, 4))
     video = (loss_weight(video_level, shift).float() * video_error).mean()
     error = (predicted.actions.float() - target.actions.float()).square() * action_mask
-    action = (
-        (loss_weight(action_level, shift).float() * error.mean(dim=-1)).mean() if error.numel() else video * 0
-    )
+    action = (loss_weight(action_level, shift).float() * error.mean(dim=-1)).mean() if error.numel() else video * 0
     return LossTerms(total=video + action, video=video.detach(), action=action.detach())
 
 

@@ -109,9 +109,7 @@ def has_native_bf16(device: torch.device | str) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if kind == "cpu":
         capabilities = torch.cpu.get_capabilities()
-        return bool(
-            capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16")
-        )
+        return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
     return False
 
 
@@ -180,17 +178,14 @@ def train(
         start_s = time.perf_counter()
         example = next(source, None)
         if example is None:
-            raise InputError(
-                f"the examples ended before step {step} of {config.num_steps}: give an endless iterator"
-            )
+            raise InputError(f"the examples ended before step {step} of {config.num_steps}: give an endless iterator")
         terms = _accumulate(loss, example, config, clock, device)
         with clock.measured("optimizer"):
             gradient_norm = nn.utils.clip_grad_norm_(parameters, config.max_gradient_norm)
             total, video, action, norm = torch.stack([*terms, gradient_norm]).tolist()
             if not (math.isfinite(total) and math.isfinite(norm)):
                 raise FloatingPointError(
-                    f"step {step}: the loss is {total} and the gradient norm {norm}; "
-                    "the weights were left as they are"
+                    f"step {step}: the loss is {total} and the gradient norm {norm}; the weights were left as they are"
                 )
             rate = cosine_rate(step, config)
             for group in optimizer.param_groups:
@@ -214,9 +209,7 @@ def train(
         )
 
 
-def _accumulate(
-    loss: Loss, example: Any, config: TrainConfig, clock: Clock, device: torch.device
-) -> list[Tensor]:
+def _accumulate(loss: Loss, example: Any, config: TrainConfig, clock: Clock, device: torch.device) -> list[Tensor]:
     """Run forward and backward over the micro-batches; return the mean total, video and action loss."""
     size = math.ceil(len(example) / config.num_micro_batches)
     weighted: list[list[Tensor]] = []

@@ -1,0 +1,1 @@
+"""Run folders, live plots and reports: reads and writes files, never tensors, so a laptop can watch a run."""

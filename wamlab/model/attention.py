@@ -141,4 +141,5 @@ def video_angles(first_frame: int, num_frames: int, height: int, width: int, hea
 
 def rotation_of(angles: Tensor, device: torch.device) -> Tensor:
     """Turn float64 angles into the complex64 factors that ``rotate`` takes."""
-    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(device)
+    with torch.inference_mode(False):  # the result is cached: one made in inference mode could never train
+        return torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(device)

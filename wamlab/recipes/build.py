@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,10 +51,20 @@ class Workbench:
         """Return readers of the training episodes and of the held-out ones."""
         recipe = self.recipe
         train, held_out = split_episodes(self.dataset, recipe.data.held_out_fraction, recipe.train.seed)
-        return tuple(
-            ClipReader(self.dataset, recipe.robot, recipe.window, episodes=episodes, is_training=is_training)
-            for episodes, is_training in ((train, True), (held_out, False))
+        if not held_out:
+            warnings.warn("no episode is held out: evaluations measure the training episodes", stacklevel=2)
+        training = ClipReader(
+            self.dataset, recipe.robot, recipe.window, episodes=train, is_training=True, cache_gib=recipe.data.cache_gib
         )
+        evaluation = ClipReader(
+            self.dataset,
+            recipe.robot,
+            recipe.window,
+            episodes=held_out or train,
+            is_training=False,
+            normalizers=training.normalizers,
+        )
+        return training, evaluation
 
     @cached_property
     def encoder(self) -> ClipEncoder:
@@ -69,7 +80,7 @@ class Workbench:
         torch.manual_seed(self.recipe.train.seed)
         return WorldActionModel(self.recipe.model).to(self.device)
 
-    def examples(self, clock: Clock, *, first_step: int = 0) -> Iterator[FlowExample]:
+    def examples(self, clock: Clock, *, first_step: int = 0) -> Generator[FlowExample, None, None]:
         """Yield the noised training batches after ``first_step`` finished steps, timing data and encoding."""
         recipe = self.recipe
         clips = load_clips(
@@ -80,4 +91,7 @@ class Workbench:
             num_threads=recipe.data.num_threads,
         )
         batches = map(clock.timed("encode", self.encoder), clock.waited("data", clips))
-        return noised_examples(batches, seed=recipe.train.seed, first_step=first_step, config=recipe.noise)
+        try:
+            yield from noised_examples(batches, seed=recipe.train.seed, first_step=first_step, config=recipe.noise)
+        finally:
+            clips.close()  # ends the reading threads

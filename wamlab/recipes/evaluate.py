@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wamlab.flow import flow_loss, with_noise, with_noise_at
-from wamlab.model.sampler import sample_block
+from wamlab.model.sampler import draw_block_noise, sample_block
 from wamlab.recipes.build import Workbench
 from wamlab.score.action import ActionErrors, measure_action_errors
 from wamlab.score.video import measure_frame_errors, psnr_db
@@ -119,15 +119,18 @@ def predict_window(bench: Workbench, batch: Batch, seed: int) -> tuple[Tensor, T
     for block in range(batch.state.shape[1]):
         span = slice(1 + block * size, 1 + (block + 1) * size)
         condition = _frames(batch.condition, span)
+        noise = draw_block_noise(
+            len(batch),
+            (size, *batch.latents.shape[2:]),
+            (recipe.model.actions_per_block, recipe.model.max_action_dim),
+            generator,
+        )
         block_latents, block_actions = sample_block(
             net,
             history,
             batch.state[:, block : block + 1],
-            latent_shape=tuple(batch.latents.shape[2:]),
-            actions_per_block=recipe.model.actions_per_block,
-            max_action_dim=recipe.model.max_action_dim,
+            noise,
             num_steps=recipe.evaluation.num_sampler_steps,
-            generator=generator,
             solver=recipe.evaluation.solver,
             shift=recipe.noise.shift,
             condition=condition,
@@ -148,9 +151,7 @@ def _frames(condition: Tensor | None, span: slice) -> Tensor | None:
     return None if condition is None else condition[:, span]
 
 
-def _measure_losses(
-    bench: Workbench, held_out: HeldOut, level: float | None = None
-) -> tuple[float, float, float]:
+def _measure_losses(bench: Workbench, held_out: HeldOut, level: float | None = None) -> tuple[float, float, float]:
     """Return total, video and action loss under fixed noise: at one level, or as training draws levels."""
     sums = np.zeros(3)
     loss = partial(flow_loss, bench.net, shift=bench.recipe.noise.shift)

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-from wamlab.checkpoint import load_checkpoint, load_weights, newest_checkpoint, write_checkpoint
+import numpy as np
+
+from wamlab.checkpoint import load_checkpoint, newest_checkpoint, write_checkpoint
 from wamlab.flow import flow_loss
 from wamlab.lab.plots import strip_png
-from wamlab.lab.run import Run, read_metrics
+from wamlab.lab.records import write_json
+from wamlab.lab.run import Run, create_run, read_evaluations, read_metrics
 from wamlab.recipes.build import Workbench
-from wamlab.recipes.config import Recipe, recipe_from_dict
 from wamlab.recipes.evaluate import Evaluation, HeldOut, evaluate, read_held_out
 from wamlab.speed.clock import Clock
 from wamlab.train import Ema, adamw, train
 from wamlab.types import StepRecord
 
-NUM_PICTURED = 4  # held-out clips shown in a run's pictures
+NORMALIZERS = "normalizers.json"  # in the run folder; a policy needs them and not the dataset
+NUM_PICTURED = 3  # held-out clips shown in a run's pictures
 
 
-def fit(bench: Workbench, run: Run, *, is_resumed: bool = False) -> Iterator[StepRecord]:
+def start_run(bench: Workbench, root: Path | str = "runs", *, is_resumed: bool = False) -> Run:
+    """Make the run folder of a recipe, or take up its newest one; wrong input is found before anything is written."""
+    reader = bench.readers[0]
+    fingerprints = {
+        "clips": reader.fingerprint(),
+        "video codec": bench.encoder.video.fingerprint,
+        "text encoder": bench.encoder.text.fingerprint,
+    }
+    run = create_run(root, bench.recipe.name, bench.recipe, fingerprints=fingerprints, is_resumed=is_resumed)
+    write_json(run.folder / NORMALIZERS, reader.normalizers.to_dict())
+    return run
+
+
+def fit(bench: Workbench, run: Run, *, is_resumed: bool = False) -> Generator[StepRecord, None, None]:
     """Train, log, evaluate and checkpoint into ``run``; yield each step's record as it happens.
 
     A resumed run continues bit for bit from its newest checkpoint.
@@ -52,10 +69,48 @@ def fit(bench: Workbench, run: Run, *, is_resumed: bool = False) -> Iterator[Ste
         ):
             run.log(asdict(record) | {"samples_per_s": record.samples_per_s})
             is_last = record.step == recipe.train.num_steps
-            if is_last or record.step % recipe.checkpoint_every == 0:
-                write_checkpoint(run.checkpoints, record.step, bench.net, optimizer, ema)
             if is_last or record.step % recipe.evaluation.every == 0:
                 log_evaluation(bench, run, held_out, record.step, ema)
+            if is_last or record.step % recipe.checkpoint_every == 0:
+                write_checkpoint(run.checkpoints, record.step, bench.net, optimizer, ema)
             yield record
     finally:
         examples.close()
+
+
+def log_evaluation(bench: Workbench, run: Run, held_out: HeldOut, step: int, ema: Ema | None) -> Evaluation:
+    """Evaluate the averaged weights (if there are any), log the figures and save a picture of the frames."""
+    with ema.applied() if ema is not None else nullcontext():
+        evaluation = evaluate(bench, held_out)
+    run.log_evaluation(evaluation.record(step))
+    run.save_picture(f"step_{step:08d}", picture_of(bench, held_out, evaluation))
+    return evaluation
+
+
+def picture_of(bench: Workbench, held_out: HeldOut, evaluation: Evaluation) -> bytes:
+    """Draw predicted under real frames of some held-out clips, a column every other frame."""
+    chosen = np.linspace(0, held_out.num_clips - 1, min(NUM_PICTURED, held_out.num_clips)).round().astype(int)
+    times = range(0, bench.recipe.window.num_frames, 2)
+    rows, labels = [], []
+    for index in chosen:
+        rows += [[frames[t] for t in times] for frames in (held_out.clips[index].frames, evaluation.predicted[index])]
+        labels += ["real", "predicted"]
+    return strip_png(rows, labels, ["seen" if t == 0 else f"frame {t}" for t in times])
+
+
+def summarize(run: Run) -> dict[str, Any]:
+    """Return a run's key figures from its own files: what was learnt, against its trivial baselines."""
+    evaluations = read_evaluations(run)
+    records, _ = read_metrics(run)
+    first, last = evaluations[0], evaluations[-1]
+    return {
+        "steps": last["step"],
+        "held-out loss, start": first["held_out_loss"],
+        "held-out loss, end": last["held_out_loss"],
+        "held-out loss, end / start": last["held_out_loss"] / first["held_out_loss"],
+        "action error": last["action_error"],
+        "action error of the mean": last["action_error_mean_baseline"],
+        "video PSNR dB": last["video_psnr_db"],
+        "video PSNR dB of copying": last["video_psnr_copy_db"],
+        "samples/s": statistics.median(record["samples_per_s"] for record in records) if records else None,
+    }

@@ -74,13 +74,9 @@ def measure_success(env: Env, policy: Policy, seeds: Sequence[int]) -> SuccessRa
         ]
     num_successes = sum(episode.is_success for episode in episodes)
     low, high = wilson_interval(num_successes, len(episodes))
-    return SuccessRate(
-        len(episodes), num_successes, low, high, float(np.median(latencies_s)), tuple(episodes)
-    )
+    return SuccessRate(len(episodes), num_successes, low, high, float(np.median(latencies_s)), tuple(episodes))
 
 
 def observe(raw: Mapping[str, Any], instructions: Sequence[str], session: np.ndarray) -> Observation:
     """Turn an environment's batched observation into what a policy sees."""
-    return Observation(
-        frames=raw["pixels"], state=raw["agent_pos"], instructions=instructions, session=session
-    )
+    return Observation(frames=raw["pixels"], state=raw["agent_pos"], instructions=instructions, session=session)

@@ -59,8 +59,7 @@ def write_episode_list(path: str | Path, episodes: Sequence[ListedEpisode]) -> N
     """Write a list as JSON, one episode a line; the file appears complete or not at all."""
     path = Path(path)
     lines = [
-        json.dumps({"family": e.family, "split": e.split, "seed": e.seed, "scene": e.scene.to_dict()})
-        for e in episodes
+        json.dumps({"family": e.family, "split": e.split, "seed": e.seed, "scene": e.scene.to_dict()}) for e in episodes
     ]
     text = f'{{"format": "{FORMAT}", "episodes": [\n' + ",\n".join(lines) + "\n]}\n"
     unfinished = path.with_name(path.name + ".unfinished")
@@ -70,20 +69,14 @@ def write_episode_list(path: str | Path, episodes: Sequence[ListedEpisode]) -> N
 
 def read_episode_list(path: str | Path | None = None) -> list[ListedEpisode]:
     """Read a list; without a path the small one of the package (two starts a family and split)."""
-    source = (
-        Path(path)
-        if path is not None
-        else resources.files("wamlab.sim").joinpath("episode_lists", "small.json")
-    )
+    source = Path(path) if path is not None else resources.files("wamlab.sim").joinpath("episode_lists", "small.json")
     try:
         content = json.loads(source.read_text())
         is_ours = content["format"] == FORMAT
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(f"{source} is no readable episode list ({error}); write it again") from error
     if not is_ours:
-        raise InputError(
-            f"{source} has format {content['format']!r}, this version reads {FORMAT}; write it again"
-        )
+        raise InputError(f"{source} has format {content['format']!r}, this version reads {FORMAT}; write it again")
     return [_listed(entry) for entry in content["episodes"]]
 
 

@@ -38,9 +38,7 @@ def tabletop_action(action: Float[np.ndarray, "*batch 8"]) -> Float[np.ndarray, 
     """Turn joint velocities (-1..1 of full speed) and a gripper position (1 closed) into an action."""
     action = np.asarray(action, dtype=np.float32)
     if action.shape[-1:] != (8,):
-        raise InputError(
-            f"a DROID action has 8 numbers, seven joints and a gripper; got shape {list(action.shape)}"
-        )
+        raise InputError(f"a DROID action has 8 numbers, seven joints and a gripper; got shape {list(action.shape)}")
     return np.stack([*(action[..., joint] for joint in _JOINTS), 2 * action[..., 7] - 1], axis=-1)
 
 

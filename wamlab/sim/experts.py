@@ -75,9 +75,7 @@ def expert_action(tables: Tables, row: int = 0) -> Float32[np.ndarray, " 4"]:
     return _moved(*to_thing, 0.0, CLOSE if is_ready else OPEN)
 
 
-def _push(
-    gripper: tuple[float, ...], thing: Sequence[float], target: Sequence[float], radius: float
-) -> np.ndarray:
+def _push(gripper: tuple[float, ...], thing: Sequence[float], target: Sequence[float], radius: float) -> np.ndarray:
     """Hover to behind the object and turn across the way, close, and push along the line to the target."""
     x, y, heading, closing = gripper
     to_go = target[0] - thing[0], target[1] - thing[1]
@@ -170,9 +168,7 @@ def play_episodes(
     plays it, so several workers may share the list.
     """
     if not families or not 0 <= failure_share <= 1 or num_episodes < 0 or first < 0:
-        raise InputError(
-            "play_episodes needs at least one family, failure_share in 0..1 and no negative counts"
-        )
+        raise InputError("play_episodes needs at least one family, failure_share in 0..1 and no negative counts")
     for index in range(first, first + num_episodes):
         rng = np.random.default_rng([seed, index])
         family = families[index % len(families)]

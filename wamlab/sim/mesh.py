@@ -42,9 +42,7 @@ class Mesh:
 
 def joined(meshes: Sequence[Mesh]) -> Mesh:
     """Return one mesh that is painted like the given ones in order."""
-    return Mesh(
-        np.concatenate([mesh.points for mesh in meshes]), [face for mesh in meshes for face in mesh.faces]
-    )
+    return Mesh(np.concatenate([mesh.points for mesh in meshes]), [face for mesh in meshes for face in mesh.faces])
 
 
 def lit(colour: Colour, look: Look, gain: float = 1.0) -> Colour:
@@ -91,9 +89,7 @@ def table_mesh(scene: Scene) -> Mesh:
         square, centre = _rectangle(ZONE_HALF, ZONE_HALF), np.array([x, y])
         parts.append((_flat(square + centre), paint))
         parts.append((_flat(0.86 * square + centre), (r, g, b)))
-    return Mesh(
-        np.concatenate([points for points, _ in parts]), [(len(points), fill, None) for points, fill in parts]
-    )
+    return Mesh(np.concatenate([points for points, _ in parts]), [(len(points), fill, None) for points, fill in parts])
 
 
 def _seams(angle_rad: float) -> list[np.ndarray]:
@@ -121,9 +117,7 @@ def _prism(shape: str, *, is_held: bool, level: int) -> np.ndarray:
     return np.concatenate([_flat(OUTLINES[shape], height) for height in heights])
 
 
-def object_mesh(
-    scene: Scene, index: int, pose: Sequence[float], level: int = 0, *, is_held: bool = False
-) -> Mesh:
+def object_mesh(scene: Scene, index: int, pose: Sequence[float], level: int = 0, *, is_held: bool = False) -> Mesh:
     """Return one object as a prism with its shadow, lying on ``level`` others or between the jaws."""
     colour, shape = scene.objects[index]
     x, y, angle = pose

@@ -42,9 +42,7 @@ class Moment:
     levels: tuple[int, ...]  # how many objects lie below each
 
 
-def _aimed(
-    linear: Sequence[Sequence[float]], rise: float, centre: Sequence[float], canvas: tuple[int, int]
-) -> Camera:
+def _aimed(linear: Sequence[Sequence[float]], rise: float, centre: Sequence[float], canvas: tuple[int, int]) -> Camera:
     """Aim a camera at a point of the table; ``rise`` is how many pixels a table width of height moves up."""
     ((a, b), (c, d)), (x, y), (width, height) = linear, centre, canvas
     origin = (width / 2 - a * x - b * y, height / 2 - c * x - d * y)
@@ -125,9 +123,7 @@ class Painter:
         still_key = (moment.held, moment.levels, moment.objects if moment.held < 0 else _without(moment))
         if still_key != self._still_key:
             order = sorted(range(len(scene.objects)), key=moment.levels.__getitem__)
-            things = [
-                object_mesh(scene, i, moment.objects[i], moment.levels[i]) for i in order if i != moment.held
-            ]
+            things = [object_mesh(scene, i, moment.objects[i], moment.levels[i]) for i in order if i != moment.held]
             self._still_key, self._still, self._layers = still_key, joined([self._table, *things]), {}
         moving_key = (moment.gripper, moment.held)
         if moving_key != self._moving_key:

@@ -154,8 +154,7 @@ def swapped(scene: Scene, rng: np.random.Generator) -> Scene:
         zones = [int(i) for i in rng.permutation(len(scene.zones))]
         targets = {"reach": [-1], "zone": zones, "stack": objects}
         goals = tuple(
-            replace(goal, object=objects[goal.object], target=targets[goal.kind][goal.target])
-            for goal in scene.goals
+            replace(goal, object=objects[goal.object], target=targets[goal.kind][goal.target]) for goal in scene.goals
         )
         # Where things end up must differ, but the order of touching them alone may make a reach another one.
         is_other = scene.family == "reach" or not set(goals) & set(scene.goals)
@@ -174,9 +173,7 @@ def _shuffled(scene: Scene, rng: np.random.Generator) -> Scene:
     order = [int(i) for i in rng.permutation(len(scene.objects))]
     new = {old: i for i, old in enumerate(order)}
     goals = tuple(
-        replace(
-            goal, object=new[goal.object], target=new[goal.target] if goal.kind == "stack" else goal.target
-        )
+        replace(goal, object=new[goal.object], target=new[goal.target] if goal.kind == "stack" else goal.target)
         for goal in scene.goals
     )
     return replace(
@@ -253,8 +250,7 @@ def _draw_places(
         if len(zones) < num_zones or len(objects) < num_objects:
             continue
         if any(
-            goal.kind == "zone" and math.dist(objects[goal.object], zones[goal.target]) < _MIN_CARRY
-            for goal in goals
+            goal.kind == "zone" and math.dist(objects[goal.object], zones[goal.target]) < _MIN_CARRY for goal in goals
         ):
             continue
         if family == "push" and not all(_is_path_free(g, objects, zones, goals, radius) for g in goals):

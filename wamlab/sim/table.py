@@ -53,9 +53,7 @@ class TableConfig:
 class Tables:
     """N independent tables; each a pure function of its scene, its generator and its actions."""
 
-    def __init__(
-        self, scenes: Sequence[Scene], generators: Sequence[np.random.Generator], config: TableConfig
-    ):
+    def __init__(self, scenes: Sequence[Scene], generators: Sequence[np.random.Generator], config: TableConfig):
         self.config = config
         self.scenes = list(scenes)
         self.generators = list(generators)
@@ -191,9 +189,7 @@ def checked_actions(actions: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Return actions as an array; raise InputError unless their shape fits and they are finite."""
     actions = np.asarray(actions)
     if actions.shape != shape or actions.dtype.kind not in "fiu":
-        raise InputError(
-            f"actions must be numbers of shape {list(shape)}, got {actions.dtype} {list(actions.shape)}"
-        )
+        raise InputError(f"actions must be numbers of shape {list(shape)}, got {actions.dtype} {list(actions.shape)}")
     if not np.isfinite(actions).all():
         raise InputError("actions hold a NaN or an infinity; check the policy's output")
     return actions

@@ -37,9 +37,7 @@ def action_space() -> spaces.Box:
     return spaces.Box(-1.0, 1.0, (NUM_ACTIONS,), np.float32)
 
 
-def new_scene(
-    family: str, split: str, generator: np.random.Generator, options: Mapping[str, Any] | None
-) -> Scene:
+def new_scene(family: str, split: str, generator: np.random.Generator, options: Mapping[str, Any] | None) -> Scene:
     """Draw the scene of the next episode, or take the one in ``options``.
 
     Both ways draw once from the generator, so that a stored scene with its seed meets the same noise later.
@@ -82,9 +80,7 @@ class TabletopEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         if render_mode not in (None, "rgb_array"):
             raise InputError(f"render_mode must be None or 'rgb_array', got {render_mode!r}")
         self.family, self.split = family, split
-        self.config = TableConfig(
-            size, tuple(cameras), control, action_noise, latency_ticks, reward, supersample
-        )
+        self.config = TableConfig(size, tuple(cameras), control, action_noise, latency_ticks, reward, supersample)
         self.render_mode, self.render_size = render_mode, render_size
         self.observation_space = observation_space(self.config)
         self.action_space = action_space()

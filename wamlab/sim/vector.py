@@ -51,9 +51,7 @@ class TabletopVector(gymnasium.vector.VectorEnv[dict[str, Any], np.ndarray, np.n
         self.splits = _one_each(split, num_envs, "split")
         for names in zip(self.families, self.splits, strict=True):
             check_names(*names)
-        self.config = TableConfig(
-            size, tuple(cameras), control, action_noise, latency_ticks, reward, supersample
-        )
+        self.config = TableConfig(size, tuple(cameras), control, action_noise, latency_ticks, reward, supersample)
         self.autoreset_mode = autoreset_mode
         self.metadata = {
             "render_modes": ["rgb_array"], "render_fps": int(FPS), "autoreset_mode": autoreset_mode
@@ -84,9 +82,7 @@ class TabletopVector(gymnasium.vector.VectorEnv[dict[str, Any], np.ndarray, np.n
         scenes = _one_each(options.pop("scenes", None), self.num_envs, "scenes")
         mask = np.asarray(options.pop("reset_mask", np.ones(self.num_envs, bool)))
         if mask.shape != (self.num_envs,) or mask.dtype != bool or (self.tables is None and not mask.all()):
-            raise InputError(
-                f"reset_mask must hold {self.num_envs} booleans, all True for the first reset, got {mask}"
-            )
+            raise InputError(f"reset_mask must hold {self.num_envs} booleans, all True for the first reset, got {mask}")
         placed: dict[int, Scene] = {}
         for row in np.flatnonzero(mask).tolist():
             if seeds[row] is not None:
@@ -101,9 +97,7 @@ class TabletopVector(gymnasium.vector.VectorEnv[dict[str, Any], np.ndarray, np.n
                 self._place(row, scene)
         return self.observe(), self._infos()
 
-    def step(
-        self, actions: np.ndarray
-    ) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: np.ndarray) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Execute one action [N, 4] on every table that is not finished."""
         actions = checked_actions(actions, (self.num_envs, NUM_ACTIONS))
         seen, rewards, terminated, truncated, infos = self.chunk_step(actions[:, None])
@@ -123,9 +117,7 @@ class TabletopVector(gymnasium.vector.VectorEnv[dict[str, Any], np.ndarray, np.n
             raise InputError(f"draw must be one of {', '.join(DRAW)}, got {draw!r}")
         num_ticks = np.shape(actions)[1] if np.ndim(actions) == 3 else 0
         if num_ticks < 1:
-            raise InputError(
-                f"an action chunk must have shape [N, K, 4] with K >= 1, got {np.shape(actions)}"
-            )
+            raise InputError(f"an action chunk must have shape [N, K, 4] with K >= 1, got {np.shape(actions)}")
         actions = checked_actions(actions, (self.num_envs, num_ticks, NUM_ACTIONS))
         was_done = self.is_done
         if self.autoreset_mode == AutoresetMode.NEXT_STEP:
@@ -144,9 +136,7 @@ class TabletopVector(gymnasium.vector.VectorEnv[dict[str, Any], np.ndarray, np.n
         terminated, truncated = tables.is_terminated, tables.is_truncated
         infos = self._infos() | {"num_ticks": executed}
         if films:
-            infos["pixels"] = {
-                camera: np.stack([film[camera] for film in films], axis=1) for camera in films[0]
-            }
+            infos["pixels"] = {camera: np.stack([film[camera] for film in films], axis=1) for camera in films[0]}
         if self.autoreset_mode == AutoresetMode.SAME_STEP and self.is_done.any():
             done = self.is_done
             final = infos.copy()

@@ -1,0 +1,148 @@
+"""The embedded video codec: a truncated cosine transform of space-time patches, without weights.
+
+It has the time structure of the Wan video VAE: the first latent is one frame, every later one a group of four, and
+no latent looks ahead. Which coefficients are kept, and their mean and spread, are constants measured on robot video
+(``dct_constants.json``; ``experiments/2026-12-01_codec_constants`` says how).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib.resources import files
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from wamlab.errors import InputError
+
+GROUP = 4  # frames of every latent after the first
+# Rows of an orthonormal opponent-colour transform: brightness, red against blue, green against both.
+COLORS = [[3**-0.5] * 3, [2**-0.5, 0.0, -(2**-0.5)], [-(6**-0.5), 2 * 6**-0.5, -(6**-0.5)]]
+
+
+@dataclass(frozen=True)
+class DctConfig:
+    """Size of the codec's patches and number of coefficients it keeps of each."""
+
+    spatial_stride: int = 8  # pixels along each side of a patch: 8 or 16
+    channels: int = 48  # kept coefficients, at most 128
+
+    def __post_init__(self) -> None:
+        limits = {int(stride): len(table["kept"]) for stride, table in read_constants().items()}
+        if self.channels > limits.get(self.spatial_stride, 0) or self.channels < 1:
+            known = " or ".join(f"{stride} with up to {limit} channels" for stride, limit in limits.items())
+            raise InputError(
+                f"video.spatial_stride {self.spatial_stride} with {self.channels} channels is not a codec: use {known}"
+            )
+
+
+@lru_cache(maxsize=1)
+def read_constants() -> dict[str, dict]:
+    """Return the measured constants by spatial stride."""
+    return json.loads((files("wamlab.codec") / "dct_constants.json").read_text())
+
+
+def cosines(length: int) -> Float[Tensor, "l l"]:
+    """Return the orthonormal DCT-II basis, one row a frequency, in float64."""
+    points = (torch.arange(length, dtype=torch.float64) + 0.5) / length
+    basis = torch.cos(math.pi * torch.arange(length, dtype=torch.float64)[:, None] * points) * math.sqrt(2 / length)
+    basis[0] /= math.sqrt(2)
+    return basis
+
+
+def basis_of(kept: list[list[int]], num_frames: int, stride: int) -> Float[Tensor, "p c"]:
+    """Return the patch patterns of coefficients [time, color, vertical, horizontal] as columns, in float64."""
+    time, space, color = cosines(num_frames), cosines(stride), torch.tensor(COLORS, dtype=torch.float64)
+    columns = [torch.einsum("t,y,x,c->tyxc", time[t], space[v], space[h], color[c]).flatten() for t, c, v, h in kept]
+    return torch.stack(columns, dim=1)
+
+
+class DctCodec:
+    """Encodes uint8 frames to latents of about unit variance, and back."""
+
+    def __init__(self, config: DctConfig | None = None, device: torch.device | str = "cpu") -> None:
+        self.config = config = config or DctConfig()
+        table = read_constants()[str(config.spatial_stride)]
+        later = table["kept"][: config.channels]
+        is_static = [time == 0 for time, *_ in later]
+        # A later channel that is constant in time shows in the first latent as the same spatial pattern, twice as
+        # strong, so that a still scene has the same value in both; the others' places take finer patterns.
+        first = later_to_first(later, table["finer"])
+        gain = torch.tensor([2.0 if static else 1.0 for static in is_static], dtype=torch.float64)
+        stats = torch.tensor(table["mean_std"][: config.channels], dtype=torch.float64)
+        finer = iter(torch.tensor(table["finer_mean_std"], dtype=torch.float64))
+        first_stats = torch.stack([stats[i] if static else next(finer) for i, static in enumerate(is_static)])
+        self._first = _Projection(basis_of(first, 1, config.spatial_stride), gain, first_stats, device)
+        self._later = _Projection(basis_of(later, GROUP, config.spatial_stride), torch.ones_like(gain), stats, device)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identify what this codec computes."""
+        content = json.dumps([vars(self.config), read_constants()[str(self.config.spatial_stride)]], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
+        """Return (t, c, h, w) of the latents of a clip; refuse sizes that do not divide into patches."""
+        stride = self.config.spatial_stride
+        if num_frames < 1 or (num_frames - 1) % GROUP:
+            raise InputError(f"a clip of {num_frames} frames cannot be encoded: give 1 + a multiple of {GROUP}")
+        if height % stride or width % stride:
+            raise InputError(f"frames of {height} x {width} px do not divide into patches of {stride} px: resize them")
+        return 1 + (num_frames - 1) // GROUP, self.config.channels, height // stride, width // stride
+
+    def encode(self, frames: UInt8[Tensor, "b t h w 3"]) -> Float[Tensor, "b n c y x"]:
+        """Encode clips, all at once."""
+        return self.encode_video(frames.float() / 127.5 - 1)
+
+    def encode_video(self, video: Float[Tensor, "b t h w 3"]) -> Float[Tensor, "b n c y x"]:
+        """Encode clips given as float video in -1..1."""
+        self.latent_shape(*video.shape[1:4])
+        latents = [self._first.forward(self._patches(video[:, :1], 1))]
+        if video.shape[1] > 1:
+            latents.append(self._later.forward(self._patches(video[:, 1:], GROUP)))
+        return torch.cat(latents, dim=1).movedim(-1, 2)
+
+    def decode(self, latents: Float[Tensor, "b n c y x"]) -> UInt8[Tensor, "b t h w 3"]:
+        """Decode latents to frames."""
+        values = latents.float().movedim(2, -1)
+        frames = [self._frames(self._first.backward(values[:, :1]), 1)]
+        if values.shape[1] > 1:
+            frames.append(self._frames(self._later.backward(values[:, 1:]), GROUP))
+        return ((torch.cat(frames, dim=1) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+    def _patches(self, video: Tensor, group: int) -> Float[Tensor, "b n y x p"]:
+        stride = self.config.spatial_stride
+        cut = video.unflatten(3, (-1, stride)).unflatten(2, (-1, stride)).unflatten(1, (-1, group))
+        return cut.permute(0, 1, 3, 5, 2, 4, 6, 7).flatten(4)  # b n (t) y (v) x (h) c -> b n y x (t v h c)
+
+    def _frames(self, patches: Tensor, group: int) -> Float[Tensor, "b t h w 3"]:
+        stride = self.config.spatial_stride
+        cut = patches.unflatten(-1, (group, stride, stride, 3))  # b n y x t v h c
+        return cut.permute(0, 1, 4, 2, 5, 3, 6, 7).flatten(5, 6).flatten(3, 4).flatten(1, 2)
+
+
+def later_to_first(later: list[list[int]], finer: list[list[int]]) -> list[list[int]]:
+    """Return the first latent's coefficient of each channel: the same pattern, or the next finer one."""
+    source = iter(finer)
+    return [[0, *pattern] if time == 0 else next(source) for time, *pattern in later]
+
+
+class _Projection:
+    """Patches to standardised coefficients and back: one matrix each way."""
+
+    def __init__(self, basis: Tensor, gain: Tensor, stats: Tensor, device: torch.device | str) -> None:
+        mean, std = stats.unbind(1)
+        self.analysis = (basis * gain / std).float().to(device)
+        self.synthesis = (basis * std / gain).T.contiguous().float().to(device)
+        self.shift = (mean / std).float().to(device)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        return patches @ self.analysis - self.shift
+
+    def backward(self, values: Tensor) -> Tensor:
+        return (values + self.shift) @ self.synthesis

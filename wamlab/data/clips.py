@@ -1,0 +1,141 @@
+"""Clips of a dataset's episodes, each read when asked for and determined by its index and a seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import numpy as np
+
+from wamlab.data.frame_cache import FrameCache
+from wamlab.data.lerobot import RobotDataset
+from wamlab.data.normalize import Normalizers, measure_normalizers, read_vectors
+from wamlab.data.robot import RobotConfig, check_robot, full_name
+from wamlab.data.views import CENTRE, canvas_of, draw_augmentation
+from wamlab.data.windows import Window, WindowConfig, list_windows, window_at
+from wamlab.errors import InputError
+from wamlab.types import Clip
+
+
+class ClipReader:
+    """Every usable window of some episodes as a clip; safe to share by threads.
+
+    The list of windows is made up front from the instructions of all episodes; frames, states and actions are
+    read when a clip is.
+    """
+
+    def __init__(
+        self,
+        dataset: RobotDataset,
+        robot: RobotConfig,
+        window: WindowConfig,
+        *,
+        episodes: Sequence[int] | None = None,
+        is_training: bool,
+        normalizers: Normalizers | None = None,
+        cache_gib: float = 0.0,
+    ):
+        """Take all episodes for None, and measure the whole dataset's normalisers unless given.
+
+        In training, crops and colours vary with the seed. ``cache_gib`` of decoded frames stay in memory.
+        Raises InputError for a configuration the dataset does not fit, episodes it lacks and no usable window.
+        """
+        check_robot(robot, dataset, window)
+        self.dataset, self.robot, self.window, self.is_training = dataset, robot, window, is_training
+        self.episodes = tuple(range(dataset.num_episodes) if episodes is None else map(int, episodes))
+        if outside := [e for e in self.episodes if not 0 <= e < dataset.num_episodes]:
+            raise InputError(f"{dataset.root} has {dataset.num_episodes} episodes, none numbered {outside}")
+        self._episode, self._first_row, self._num_blocks = self._list()
+        self.normalizers = normalizers or measure_normalizers(dataset, robot, window.actions_per_block)
+        self._cache = FrameCache(dataset, int(cache_gib * 2**30))
+        self._cameras = {camera: full_name(camera, dataset.cameras) or "" for camera in robot.cameras}
+
+    @property
+    def num_samples(self) -> int:
+        return len(self._episode)
+
+    @property
+    def num_unusable_episodes(self) -> int:
+        """Count the episodes too short, or of too short tasks, for even one window."""
+        return len(set(self.episodes)) - len(np.unique(self._episode))
+
+    def read(self, sample_index: int, seed: int) -> Clip:
+        """Read one clip; in training ``seed`` decides its crop and colours."""
+        if not 0 <= sample_index < self.num_samples:
+            raise InputError(f"there are {self.num_samples} samples, got index {sample_index}")
+        episode, first_row = int(self._episode[sample_index]), int(self._first_row[sample_index])
+        window = window_at(first_row, int(self._num_blocks[sample_index]), self.window)
+        augmentation = CENTRE
+        if self.is_training:
+            rng = np.random.default_rng([seed, sample_index])
+            augmentation = draw_augmentation(rng, has_color_jitter=self.robot.has_color_jitter)
+        frames = {
+            camera: self._cache.frames(episode, name, window.frame_rows) for camera, name in self._cameras.items()
+        }
+        actions, action_mask, state = self._read_motion(episode, window)
+        return Clip(
+            frames=canvas_of(frames, self.robot, augmentation),
+            actions=actions,
+            action_mask=action_mask,
+            state=state,
+            instruction=self.robot.instruct(self.dataset.instructions(episode)[first_row]),
+            episode=episode,
+            first_row=first_row,
+        )
+
+    def fingerprint(self) -> str:
+        """Hash all that decides the clips, so that stored features notice a change."""
+        settings = {
+            "dataset": self.dataset.fingerprint(),
+            "robot": asdict(self.robot),
+            "window": asdict(self.window),
+            "normalizers": self.normalizers.to_dict(),
+            "episodes": self.episodes,
+            "is_training": self.is_training,
+        }
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+    def _read_motion(self, episode: int, window: Window) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return normalised actions [a j], their mask [a j] and one state a block [s k]."""
+        states = read_vectors(self.dataset, episode, self.robot.state_column)[window.anchors]
+        ticks = window.anchors[:, None] + np.arange(self.window.actions_per_block)
+        actions = read_vectors(self.dataset, episode, self.robot.action_column)[ticks]
+        flat = self.normalizers.actions_to_model(actions, states).reshape(ticks.size, -1)
+        mask = np.broadcast_to(self.normalizers.action_mask, flat.shape).copy()
+        return flat, mask, self.normalizers.state_to_model(states)
+
+    def _list(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return episode, first row and number of blocks of every sample."""
+        lengths = self.dataset.lengths
+        parts = [np.zeros((3, 0), np.int32)]
+        for episode in self.episodes:
+            labels = self.dataset.instructions(episode)
+            first, num_blocks = list_windows(int(lengths[episode]), labels, self.window)
+            parts.append(np.stack([np.full_like(first, episode), first, num_blocks]).astype(np.int32))
+        listed = np.concatenate(parts, axis=1)
+        if not listed.size:
+            longest = max((int(lengths[e]) for e in self.episodes), default=0)
+            raise InputError(
+                f"none of {len(self.episodes)} episodes of {self.dataset.root} holds a window of "
+                f"{self.window.num_rows} rows under one instruction; the longest has {longest} rows"
+            )
+        return listed[0], listed[1], listed[2]
+
+
+def split_episodes(
+    dataset: RobotDataset, held_out_fraction: float, seed: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Divide whole episodes into (for training, held out), each in order and neither empty.
+
+    A fraction of 0 holds none out. Raises InputError for one outside 0..1 and for too few episodes.
+    """
+    num_episodes = dataset.num_episodes
+    if not 0 <= held_out_fraction < 1:
+        raise InputError(f"held_out_fraction is {held_out_fraction}, need 0 up to below 1")
+    num_held_out = min(max(round(held_out_fraction * num_episodes), held_out_fraction > 0), num_episodes - 1)
+    if held_out_fraction > 0 and num_held_out < 1:
+        raise InputError(f"{dataset.root} has {num_episodes} episode: too few to hold any out")
+    order = np.random.default_rng(seed).permutation(num_episodes).tolist()
+    return tuple(sorted(order[num_held_out:])), tuple(sorted(order[:num_held_out]))

@@ -1,0 +1,58 @@
+"""JSON files of dataset metadata, read with one clear sentence for whatever is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from wamlab.errors import InputError
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file; InputError when it is missing or malformed."""
+    return _parse(path, _text(path), line=None)
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Parse a file of one JSON object a line; InputError names the line that is none."""
+    records = [
+        _parse(path, text, line)
+        for line, text in enumerate(_text(path).split("\n"), start=1)
+        if text and not text.isspace()
+    ]
+    for line, record in enumerate(records, start=1):
+        if not isinstance(record, dict):
+            raise InputError(f"record {line} of {path} is no JSON object")
+    return records
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file for people to read."""
+    path.write_text(json.dumps(content, indent=4, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+
+
+def write_json_lines(path: Path, records: Iterable[Any]) -> None:
+    """Write one JSON object a line."""
+    with path.open("w", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError as error:
+        raise InputError(f"{path} is missing") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+
+
+def _parse(path: Path, text: str, line: int | None) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{path} is malformed JSON at line {line or error.lineno}, column {error.colno}: {error.msg}"
+        ) from error

@@ -1,0 +1,123 @@
+"""LeRobot v2.0 and v2.1: one parquet file and one video per camera for every episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wamlab.data.json_files import read_json_lines, write_json, write_json_lines
+from wamlab.data.layout import (
+    INFO_FILE,
+    STATS_FILE,
+    FilePlace,
+    Recorded,
+    VideoSpan,
+    checked_lengths,
+    checked_tasks,
+    filled,
+)
+from wamlab.errors import InputError
+
+DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+CHUNK_SIZE = 1000  # files a folder
+HAS_FILE_PER_EPISODE = True
+
+
+class LayoutV2:
+    """Find episodes by the path templates of info.json and the lists episodes.jsonl and tasks.jsonl."""
+
+    def __init__(self, root: Path, info: Mapping[str, Any]):
+        self._root, self._info = root, info
+        path = root / "meta/episodes.jsonl"
+        try:
+            records = sorted(read_json_lines(path), key=lambda record: record["episode_index"])
+            self.episode_index = np.array([record["episode_index"] for record in records], np.int64)
+            self.lengths = np.array([record["length"] for record in records], np.int64)
+            self._tasks_of = [list(record.get("tasks") or []) for record in records]
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{path} lacks an integer episode_index or length: {error!r}") from error
+        checked_lengths(self.episode_index, self.lengths, path)
+        path = root / "meta/tasks.jsonl"
+        records = read_json_lines(path)
+        self.tasks = checked_tasks([(r.get("task_index"), r.get("task")) for r in records], path)
+
+    def table_path(self, episode: int) -> Path:
+        return self._root / filled(self._info.get("data_path", DATA_PATH), **self._names(episode))
+
+    def video_span(self, episode: int, camera: str) -> VideoSpan:
+        template = self._info.get("video_path", VIDEO_PATH)
+        path = self._root / filled(template, video_key=camera, **self._names(episode))
+        return VideoSpan(path, start_s=0.0, end_s=None)
+
+    def tasks_of(self, episode: int) -> list[str]:
+        return self._tasks_of[episode]
+
+    def _names(self, episode: int) -> dict[str, Any]:
+        index = int(self.episode_index[episode])
+        chunk = index // int(self._info.get("chunks_size", CHUNK_SIZE))
+        return {"path": self._root / INFO_FILE, "episode_chunk": chunk, "episode_index": index}
+
+
+def place_of(number: int) -> FilePlace:
+    """Return where the nth file of a kind goes; numbers count on through the chunks."""
+    return FilePlace(chunk=number // CHUNK_SIZE, file=number)
+
+
+def table_path(root: Path, place: FilePlace) -> Path:
+    """Return where to write the rows of an episode."""
+    return root / DATA_PATH.format(episode_chunk=place.chunk, episode_index=place.file)
+
+
+def video_path(root: Path, camera: str, place: FilePlace) -> Path:
+    """Return where to write the video of an episode."""
+    names = {"episode_chunk": place.chunk, "episode_index": place.file, "video_key": camera}
+    return root / VIDEO_PATH.format(**names)
+
+
+def write_meta(root: Path, recorded: Recorded) -> None:
+    """Write the metadata of v2.1, with the global statistics and ``modality.json`` that GR00T and DreamZero read.
+
+    ``stats.json`` is not part of v2.1, yet both read their quantiles there.
+    """
+    episodes, features = recorded.episodes, recorded.info["features"]
+    meta = root / "meta"
+    meta.mkdir(parents=True, exist_ok=True)
+    info = {
+        **recorded.info,
+        "codebase_version": "v2.1",
+        "total_videos": sum(len(episode.videos) for episode in episodes),
+        "total_chunks": len({episode.table.chunk for episode in episodes}),
+        "data_path": DATA_PATH,
+        "video_path": VIDEO_PATH,
+    }
+    write_json(root / INFO_FILE, info)
+    write_json(root / STATS_FILE, recorded.stats)
+    write_json(meta / "modality.json", modality(features))
+    write_json_lines(meta / "tasks.jsonl", ({"task_index": i, "task": task} for i, task in enumerate(recorded.tasks)))
+    write_json_lines(
+        meta / "episodes.jsonl",
+        ({"episode_index": e.index, "tasks": list(e.tasks), "length": e.length} for e in episodes),
+    )
+    write_json_lines(meta / "episodes_stats.jsonl", ({"episode_index": e.index, "stats": e.stats} for e in episodes))
+
+
+def modality(features: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Name the slices of the state and action vectors, the videos and the language column for GR00T readers."""
+    vectors = {
+        kind: {kind: {"start": 0, "end": features[column]["shape"][0], "original_key": column}}
+        for kind, column in (("state", "observation.state"), ("action", "action"))
+        if column in features
+    }
+    videos = {
+        key.removeprefix("observation.images."): {"original_key": key}
+        for key, feature in features.items()
+        if feature["dtype"] == "video"
+    }
+    language = {"human.task_description": {"original_key": "task_index"}}
+    return {**vectors, "video": videos, "annotation": language}

@@ -1,0 +1,262 @@
+"""A LeRobot dataset on disk (v2.0, v2.1 or v3.0) as rows, instructions and exact frames of its episodes."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int, Int64, UInt8
+
+from wamlab.data.json_files import read_json
+from wamlab.data.layout import INFO_FILE, STATS_FILE, VERSIONS, Layout
+from wamlab.data.layout_v2 import LayoutV2
+from wamlab.data.layout_v3 import LayoutV3
+from wamlab.data.readers import Readers
+from wamlab.data.statistics import measure_rows
+from wamlab.data.tables import as_array, decode_images, open_table, read_episode
+from wamlab.errors import InputError
+from wamlab.types import Episode
+
+CACHED_EPISODES = 128  # of rows, without frames: some 100 kB each
+KNOWN_INFO = {
+    "codebase_version", "robot_type", "fps", "total_episodes", "total_frames", "total_tasks", "total_videos",
+    "total_chunks", "chunks_size", "data_files_size_in_mb", "video_files_size_in_mb", "splits", "data_path",
+    "video_path", "features", "tools",
+}  # fmt: skip
+OWN_COLUMNS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
+NEEDED_STATS = ("mean", "std", "min", "max", "q01", "q99")
+
+
+def open_dataset(root: Path | str, *, backend: str = "pyav") -> RobotDataset:
+    """Read a dataset's metadata; its tables and videos are opened when they are asked for.
+
+    Raises InputError on a folder that is missing or no dataset, on an unknown version, an unknown video
+    backend and on malformed metadata.
+    """
+    return RobotDataset(Path(root), backend)
+
+
+class RobotDataset:
+    """Rows, instructions and frames of a dataset's episodes, which count from 0; safe to share by threads.
+
+    Episode and frame counts come from the episode list: the totals in info.json are often wrong.
+    """
+
+    def __init__(self, root: Path, backend: str = "pyav"):
+        self._readers = Readers(backend)
+        self.root, self._backend = root, backend
+        self._info = _read_info(root)
+        self.version: str = self._info["codebase_version"]
+        self.fps = float(self._info["fps"])
+        self.robot_type: str | None = self._info.get("robot_type")
+        self.features: dict[str, dict] = self._info["features"]
+        self.cameras = tuple(k for k, f in self.features.items() if f.get("dtype") in ("video", "image"))
+        layout = LayoutV3 if self.version == "v3.0" else LayoutV2
+        self._layout: Layout = layout(root, self._info)
+        self.lengths: Int64[np.ndarray, " episodes"] = self._layout.lengths
+        self.tasks: dict[int, str] = dict(self._layout.tasks)
+        self._columns = lru_cache(maxsize=CACHED_EPISODES)(self._read_columns)
+        self._frame_numbers = lru_cache(maxsize=16 * CACHED_EPISODES)(self._match_frames)
+        self._footer = lru_cache(maxsize=CACHED_EPISODES)(lambda path: open_table(path).metadata)
+        self._stats: dict[str, dict[str, np.ndarray]] = {}
+
+    def __reduce__(self) -> tuple[Callable[..., RobotDataset], tuple[Path, str]]:
+        return RobotDataset, (self.root, self._backend)  # a spawned worker opens it anew
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self.lengths)
+
+    def has_column(self, column: str) -> bool:
+        """Say whether rows of this name can be asked for."""
+        return column in self.features and column not in self.cameras
+
+    def rows(self, episode: int, column: str) -> np.ndarray:
+        """Return one column of a whole episode, read-only: float32 or int64 [t] or [t, dim], or strings [t].
+
+        Raises InputError for a column the dataset lacks, and for a table that is missing, damaged or has
+        another number of rows than the episode list says.
+        """
+        columns = self._columns(self._checked(episode))
+        if column not in columns:
+            names = ", ".join(columns)
+            raise InputError(f"{self.root} has no column {column} in episode {episode}; it has {names}")
+        return columns[column]
+
+    def instructions(self, episode: int, column: str = "task_index") -> list[str]:
+        """Return what the robot was told at each row: a language column's strings, or the tasks it numbers."""
+        if not self.has_column(column) and column == "task_index":
+            tasks = self._layout.tasks_of(self._checked(episode))
+            if not tasks:
+                raise InputError(f"{self.root} gives episode {episode} neither a task_index nor a task")
+            return tasks[:1] * int(self.lengths[episode])
+        values = self.rows(episode, column).reshape(int(self.lengths[episode]))
+        if values.dtype == object:
+            return values.tolist()
+        if unknown := set(values.tolist()) - self.tasks.keys():
+            raise InputError(f"episode {episode} of {self.root} names task {min(unknown)}, which has no text")
+        return [self.tasks[index] for index in values.tolist()]
+
+    def frames(self, episode: int, camera: str, rows: Int[np.ndarray, " n"]) -> UInt8[np.ndarray, "n h w 3"]:
+        """Return the frames that belong to rows of an episode, in their order, repeats allowed.
+
+        Each row takes the frame shown nearest to its time. Raises InputError for a camera or row that does
+        not exist, and for a video that is missing, damaged, too short or half a frame off the rows' times.
+        """
+        rows = np.asarray(rows, dtype=np.int64)
+        self._check_camera(self._checked(episode), camera)
+        if outside := [row for row in rows.tolist() if not 0 <= row < self.lengths[episode]]:
+            last = self.lengths[episode] - 1
+            raise InputError(f"episode {episode} of {self.root} has rows 0..{last}, got row {outside[0]}")
+        if self.features[camera]["dtype"] == "image":
+            return self._read_images(episode, camera, rows)
+        numbers = self._frame_numbers(episode, camera)
+        return self._readers.read(self._layout.video_span(episode, camera).path, numbers[rows])
+
+    def stats(self, column: str) -> dict[str, np.ndarray]:
+        """Return mean, std, min, max, q01 and q99 over all rows of a column, each [dim].
+
+        They come from meta/stats.json where it has the quantiles, else from one pass over the tables.
+        """
+        if column not in self._stats:
+            stored = self._stored_stats().get(column, {})
+            if all(name in stored for name in NEEDED_STATS):
+                self._stats[column] = {name: np.atleast_1d(np.array(stored[name])) for name in stored}
+            elif column in self.cameras:
+                raise InputError(f"{self.root / STATS_FILE} has no quantiles of {column}; rewrite the dataset")
+            else:
+                rows = [self.rows(episode, column) for episode in range(self.num_episodes)]
+                self._stats[column] = measure_rows(np.concatenate(rows))
+        return self._stats[column]
+
+    def episode(self, episode: int) -> Episode:
+        """Return a whole episode as it was recorded, its frames under the cameras' short names."""
+        length = int(self.lengths[self._checked(episode)])
+        nothing = np.zeros((length, 0), np.float32)
+        vectors = {
+            name: self.rows(episode, name).reshape(length, -1) if self.has_column(name) else nothing
+            for name in ("observation.state", "action")
+        }
+        others = {*OWN_COLUMNS, *vectors, *self.cameras}
+        return Episode(
+            frames={
+                camera.removeprefix("observation.images."): self.frames(episode, camera, np.arange(length))
+                for camera in self.cameras
+            },
+            state=vectors["observation.state"],
+            action=vectors["action"],
+            instruction=self.instructions(episode)[0],
+            fps=self.fps,
+            signals={name: self.rows(episode, name) for name in self.features if name not in others},
+        )
+
+    def fingerprint(self) -> str:
+        """Hash the metadata, episode lengths and file sizes, so that caches notice another dataset."""
+        digest = hashlib.sha256((self.root / INFO_FILE).read_bytes())
+        digest.update(np.stack([self._layout.episode_index, self.lengths]).tobytes())
+        digest.update(repr(sorted(self.tasks.items())).encode())
+        videos = [camera for camera in self.cameras if self.features[camera]["dtype"] == "video"]
+        for episode in range(self.num_episodes):
+            spans = [self._layout.video_span(episode, camera) for camera in videos]
+            for path in (self._layout.table_path(episode), *(span.path for span in spans)):
+                size = path.stat().st_size if path.exists() else -1
+                digest.update(f"{path.relative_to(self.root)} {size}\n".encode())
+            digest.update(repr([(span.start_s, span.end_s) for span in spans]).encode())
+        return digest.hexdigest()
+
+    def _checked(self, episode: int) -> int:
+        if not 0 <= episode < self.num_episodes:
+            raise InputError(f"{self.root} has episodes 0..{self.num_episodes - 1}, got episode {episode}")
+        return int(episode)
+
+    def _check_camera(self, episode: int, camera: str) -> None:
+        if camera not in self.cameras:
+            cameras = ", ".join(self.cameras) or "none"
+            raise InputError(f"{self.root} has no camera {camera} (asked for in episode {episode}); it has {cameras}")
+
+    def _table(self, episode: int, columns: list[str]) -> tuple[pa.Table, Path]:
+        path = self._layout.table_path(episode)
+        index = int(self._layout.episode_index[episode])
+        table = read_episode(open_table(path, self._footer(path)), path, index, columns)
+        if len(table) != (length := self.lengths[episode]):
+            raise InputError(f"episode {episode} has {len(table)} rows in {path}, the episode list says {length}")
+        return table, path
+
+    def _read_columns(self, episode: int) -> dict[str, np.ndarray]:
+        table, path = self._table(episode, [name for name in self.features if name not in self.cameras])
+        columns = {
+            name: as_array(table[name], f"column {name} of episode {episode} in {path}") for name in table.column_names
+        }
+        for values in columns.values():
+            values.flags.writeable = False  # all callers share them
+        return columns
+
+    def _read_images(self, episode: int, camera: str, rows: np.ndarray) -> np.ndarray:
+        table, path = self._table(episode, [camera])
+        if camera not in table.column_names:
+            raise InputError(f"{path} lacks the image column {camera} of episode {episode}")
+        return decode_images(table[camera].take(rows), f"column {camera} of episode {episode} in {path}")
+
+    def _match_frames(self, episode: int, camera: str) -> np.ndarray:
+        """Find the number of the frame each row of an episode shows, by time; every row must have one."""
+        span = self._layout.video_span(episode, camera)
+        where = f"episode {episode}, camera {camera} ({span.path})"
+        if not span.path.exists():
+            raise InputError(f"the video of {where} is missing")
+        index = self._readers.index(span.path)
+        shown_s, half_s = index.times_s, 0.5 / self.fps
+        times_s = span.start_s + self.rows(episode, "timestamp").astype(np.float64)
+        numbers, off_s = index.nearest(times_s)
+        is_off = off_s > half_s * (1 + 1e-6)
+        # Where episodes follow one another in a file, the frames of a short one end where the next begins.
+        end_s = np.inf if span.end_s is None else span.end_s
+        num_shown = int(((shown_s >= span.start_s - half_s) & (shown_s < end_s - half_s)).sum())
+        if num_shown < len(numbers) and (span.end_s is not None or is_off.any()):
+            raise InputError(f"{where} has {len(numbers)} rows but {num_shown} frames")
+        if is_off.any():
+            row = int(off_s.argmax())
+            raise InputError(
+                f"{where}: row {row} is at {times_s[row]:.4f} s, more than half a frame from the nearest "
+                f"frame, at {shown_s[numbers[row]]:.4f} s"
+            )
+        is_regular = np.abs(np.diff(times_s) - 2 * half_s) < 0.1 * half_s
+        if (is_repeated := is_regular & (np.diff(numbers) < 1)).any():
+            row = int(is_repeated.argmax())
+            raise InputError(f"{where}: rows {row} and {row + 1} would show the same frame")
+        return numbers
+
+    def _stored_stats(self) -> dict[str, dict[str, Any]]:
+        path = self.root / STATS_FILE
+        stored = read_json(path) if path.exists() else {}
+        if not isinstance(stored, dict) or not all(isinstance(value, dict) for value in stored.values()):
+            raise InputError(f"{path} does not map features to their statistics")
+        return stored
+
+
+def _read_info(root: Path) -> dict[str, Any]:
+    if not root.is_dir():
+        raise InputError(f"there is no dataset folder {root}")
+    path = root / INFO_FILE
+    if not path.exists():
+        raise InputError(f"{root} is no LeRobot dataset: it lacks {INFO_FILE}")
+    info = read_json(path)
+    if not isinstance(info, dict):
+        raise InputError(f"{path} is no JSON object")
+    if info.get("codebase_version") not in VERSIONS:
+        version = info.get("codebase_version")
+        raise InputError(f"{path} has codebase_version {version!r}; known are {', '.join(VERSIONS)}")
+    fps = info.get("fps")
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not fps > 0:
+        raise InputError(f"{path} gives fps as {fps!r}, need frames per second above 0")
+    features = info.get("features")
+    if not isinstance(features, dict) or not all(isinstance(f, dict) and "dtype" in f for f in features.values()):
+        raise InputError(f"{path} does not give every feature a dtype")
+    if unknown := sorted(info.keys() - KNOWN_INFO):
+        warnings.warn(f"{path} has unknown keys, which are ignored: {', '.join(unknown)}", stacklevel=4)
+    return info

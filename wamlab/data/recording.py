@@ -1,0 +1,226 @@
+"""A dataset folder while it is being written: it appears complete under its name, or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from wamlab.data import layout_v2, layout_v3
+from wamlab.data.encode import VideoConfig, VideoWriter, as_number, video_feature
+from wamlab.data.layout import Recorded, RecordedEpisode, VideoFeature, VideoPlace
+from wamlab.data.statistics import ColourHistogram, as_lists, measure_rows
+from wamlab.data.tables import as_array
+from wamlab.errors import InputError
+
+LAYOUTS = {"v2.1": layout_v2, "v3.0": layout_v3}
+MB = 2**20
+
+
+def layout_of(version: str) -> ModuleType:
+    """Return the layout module of a version that can be written."""
+    if version not in LAYOUTS:
+        raise InputError(f"cannot write dataset version {version!r}; choose one of {', '.join(LAYOUTS)}")
+    return LAYOUTS[version]
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Give a temporary folder beside the target that takes its name at the end, or vanishes on an error.
+
+    Raises InputError when the target exists or its parent cannot be written to.
+    """
+    if target.exists():
+        raise InputError(f"{target} exists already; choose another folder or remove it first")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+    except OSError as error:
+        raise InputError(f"cannot write into {target.parent}: {error.strerror}") from error
+    try:
+        yield partial
+        partial.chmod(0o777 & ~_umask())  # mkdtemp makes it private
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+class CameraFiles:
+    """The mp4 files of one camera: one an episode (v2.1), or filled one after another (v3.0)."""
+
+    def __init__(self, root: Path, layout: ModuleType, camera: str, fps: float, config: VideoConfig):
+        self.camera = camera
+        self._root, self._layout, self._fps, self._config = root, layout, fps, config
+        self._writer: VideoWriter | None = None
+        self._num_files = 0
+        self._colours = ColourHistogram()
+        self._size = (0, 0)
+
+    def __enter__(self) -> CameraFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def append(self, frames: np.ndarray) -> VideoPlace:
+        """Encode an episode's frames [t h w 3] and say where they are."""
+        if self._layout.HAS_FILE_PER_EPISODE or (
+            self._writer is not None and self._writer.num_bytes >= self._config.file_mb * MB
+        ):
+            self._close()
+        if self._writer is None:
+            place = self._layout.place_of(self._num_files)
+            path = self._layout.video_path(self._root, self.camera, place)
+            self._size = frames.shape[1], frames.shape[2]
+            self._writer = VideoWriter(path, self._fps, *self._size, self._config)
+            self._num_files += 1
+        colours = ColourHistogram()
+        colours.add(frames)
+        self._colours.merge(colours)
+        first = self._writer.append(frames)
+        return VideoPlace(
+            place=self._layout.place_of(self._num_files - 1),
+            start_s=first / self._fps,
+            end_s=(first + len(frames)) / self._fps,
+            stats=as_lists(colours.measure()),
+        )
+
+    def feature(self) -> VideoFeature:
+        """Describe the camera over all episodes."""
+        feature = video_feature(*self._size, self._fps, self._config.codec, "yuv420p")
+        return VideoFeature(feature, as_lists(self._colours.measure()))
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class Recording:
+    """Collect episodes' rows into parquet files and what the metadata will say of them."""
+
+    def __init__(self, root: Path, layout: ModuleType, fps: float, file_mb: float = float(layout_v3.DATA_FILE_MB)):
+        self._root, self._layout, self._fps = root, layout, fps
+        self._features: dict[str, dict[str, Any]] = {}
+        self._file_mb = file_mb
+        self._episodes: list[RecordedEpisode] = []
+        self._tasks: dict[str, int] = {}
+        self._num_rows = 0
+        self._paths: list[Path] = []
+        self._table: pq.ParquetWriter | None = None
+        self._num_bytes = 0
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def add(
+        self,
+        columns: Mapping[str, np.ndarray],
+        length: int,
+        instruction: str,
+        videos: Mapping[str, VideoPlace],
+    ) -> None:
+        """Write an episode's rows; add time, counters and task to its own columns [t] or [t, dim]."""
+        index, ticks = len(self._episodes), np.arange(length)
+        task = self._tasks.setdefault(instruction, len(self._tasks))
+        columns = {
+            **columns,
+            "timestamp": (ticks / self._fps).astype(np.float32),
+            "frame_index": ticks,
+            "episode_index": np.full(length, index),
+            "index": self._num_rows + ticks,
+            "task_index": np.full(length, task),
+        }
+        for name, values in columns.items():
+            self._features.setdefault(name, column_feature(name, values))
+        self._write_rows(pa.table({name: as_arrow(values) for name, values in columns.items()}))
+        stats = {name: as_lists(measure_rows(values)) for name, values in columns.items()}
+        stats |= {camera: video.stats for camera, video in videos.items()}
+        self._episodes.append(
+            RecordedEpisode(
+                index=index,
+                first_row=self._num_rows,
+                length=length,
+                tasks=[instruction],
+                table=self._layout.place_of(len(self._paths) - 1),
+                videos=videos,
+                stats=stats,
+            )
+        )
+        self._num_rows += length
+
+    def finish(self, robot_type: str | None, cameras: Mapping[str, VideoFeature]) -> None:
+        """Close the tables and write the metadata, statistics of all rows included."""
+        self._close()
+        stats = {name: as_lists(measure_rows(self._read_column(name))) for name in self._features}
+        stats |= {camera: video.stats for camera, video in cameras.items()}
+        features = {camera: video.feature for camera, video in cameras.items()} | self._features
+        info = {
+            "codebase_version": None,  # first in the file; the layout fills it in
+            "robot_type": robot_type,
+            "total_episodes": len(self._episodes),
+            "total_frames": self._num_rows,
+            "total_tasks": len(self._tasks),
+            "chunks_size": self._layout.CHUNK_SIZE,
+            "fps": as_number(self._fps),
+            "splits": {"train": f"0:{len(self._episodes)}"},
+            "features": features,
+        }
+        self._layout.write_meta(self._root, Recorded(info, self._episodes, list(self._tasks), stats))
+
+    def _close(self) -> None:
+        if self._table is not None:
+            self._table.close()
+            self._table = None
+
+    def _write_rows(self, rows: pa.Table) -> None:
+        if self._layout.HAS_FILE_PER_EPISODE or self._num_bytes >= self._file_mb * MB:
+            self._close()
+        if self._table is None:
+            path = self._layout.table_path(self._root, self._layout.place_of(len(self._paths)))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._table = pq.ParquetWriter(path, rows.schema)
+            self._num_bytes = 0
+            self._paths.append(path)
+        self._table.write_table(rows)  # one row group an episode, which readers find by its statistics
+        self._num_bytes += rows.nbytes
+
+    def _read_column(self, name: str) -> np.ndarray:
+        """Read a column back whole: quantiles need all rows, yet only one column need be in memory."""
+        parts = [as_array(pq.read_table(path, columns=[name])[name], name) for path in self._paths]
+        return np.concatenate(parts)
+
+
+def column_feature(name: str, values: np.ndarray) -> dict[str, Any]:
+    """Describe a column [t] or [t, dim] as info.json does."""
+    if values.ndim == 1:
+        return {"dtype": values.dtype.name, "shape": [1], "names": None}
+    names = [f"{name.split('.')[-1]}_{dim}" for dim in range(values.shape[1])]
+    return {"dtype": values.dtype.name, "shape": [values.shape[1]], "names": names}
+
+
+def as_arrow(values: np.ndarray) -> pa.Array:
+    """Turn [t] into a plain column, [t, dim] into one of fixed-size lists, or scalars where dim is 1."""
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    if values.ndim == 1 or values.shape[1] == 1:  # LeRobot's rule for shape (1,)
+        return flat
+    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])

@@ -1,0 +1,127 @@
+"""Step records as columns of numbers, and few enough of them to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+SPLIT = "split/"  # prefix of the columns that add up to a step's time
+CURVES = ("loss", "video_loss", "action_loss", "samples_per_s")
+SMOOTH = "~"  # suffix of a column's smoothed twin
+SMOOTH_BUCKETS = 10  # time constant of the smoothing, so that it looks the same at any length of run
+
+
+class Columns:
+    """Columns that grow by one row a record; a name that comes late, or is missing once, has NaN there."""
+
+    def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.num_rows = 0
+        self._arrays = {"step": np.empty(1024)}
+        self.extend(records)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._arrays)
+
+    def __getitem__(self, name: str) -> Float[np.ndarray, " n"]:
+        return self._arrays[name][: self.num_rows]
+
+    def extend(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append step records as ``metrics.jsonl`` holds them."""
+        for record in records:
+            self._append(numbers_of(record))
+
+    def _append(self, numbers: Mapping[str, float]) -> None:
+        row, capacity = self.num_rows, len(self._arrays["step"])
+        if row == capacity:
+            grown = {name: np.full(2 * capacity, np.nan) for name in self._arrays}
+            for name, array in self._arrays.items():
+                grown[name][:capacity] = array
+            self._arrays, capacity = grown, 2 * capacity
+        for name in numbers.keys() - self._arrays.keys():
+            self._arrays[name] = np.full(capacity, np.nan)
+        for name, array in self._arrays.items():
+            array[row] = numbers.get(name, np.nan)
+        self.num_rows += 1
+
+
+def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
+    """Pick what is drawn from a step record; time that no part claims becomes ``split/other``."""
+    numbers = {name: float(record[name]) for name in ("step", *CURVES) if record.get(name) is not None}
+    parts = {name: float(s) for name, s in record.get("split_s", {}).items() if s is not None}
+    numbers |= {SPLIT + name: seconds for name, seconds in parts.items()}
+    if parts and record.get("step_s") is not None:
+        numbers[SPLIT + "other"] = max(0.0, record["step_s"] - sum(parts.values()))
+    return numbers
+
+
+def bucket_size(num_rows: int, max_buckets: int) -> int:
+    """Return how many rows share a bucket: the smallest power of two that keeps to ``max_buckets``.
+
+    It changes only each time the run doubles in length, so a chart that grows is mostly appended to.
+    """
+    size = 1
+    while size * max_buckets < num_rows:
+        size *= 2
+    return size
+
+
+def extremes(values: Float[np.ndarray, " n"], size: int) -> Float[np.ndarray, " m"]:
+    """Keep the least and the greatest value of each bucket, in the order they came; NaN only if all are."""
+    if size == 1:
+        return values
+    buckets = _bucketed(values, size)
+    is_gap = np.isnan(buckets)
+    low = np.where(is_gap, np.inf, buckets).argmin(axis=1)
+    high = np.where(is_gap, -np.inf, buckets).argmax(axis=1)
+    order = np.sort(np.stack([low, high], axis=1), axis=1)
+    return np.take_along_axis(buckets, order, axis=1).reshape(-1)
+
+
+def means(values: Float[np.ndarray, " n"], size: int) -> Float[np.ndarray, " m"]:
+    """Average each bucket over what it has."""
+    buckets = _bucketed(values, size)
+    count = (~np.isnan(buckets)).sum(axis=1)
+    return np.where(count > 0, np.nansum(buckets, axis=1) / np.maximum(count, 1), np.nan)
+
+
+def smoothed(values: Float[np.ndarray, " m"], window: int = SMOOTH_BUCKETS) -> Float[np.ndarray, " m"]:
+    """Average each value with those before it under weights that fall by e over ``window``."""
+    weights = np.exp(-np.arange(3 * window) / window)
+    is_known = ~np.isnan(values)
+    total = np.convolve(np.where(is_known, values, 0.0), weights)[: len(values)]
+    weight = np.convolve(is_known.astype(float), weights)[: len(values)]
+    return np.where(weight > 0, total / np.maximum(weight, 1e-300), np.nan)
+
+
+def drawable(columns: Columns, size: int, first_bucket: int = 0) -> dict[str, Float[np.ndarray, " rows"]]:
+    """Return equally long columns to draw, from a bucket on: one row a bucket of 1, two rows a larger one.
+
+    Curves keep their extremes and get a smoothed twin; the parts of a step are averaged.
+    """
+    twice = 1 if size == 1 else 2
+    # The smoothing looks back three windows, so that drawing in parts gives what drawing at once gives.
+    lookback = max(0, first_bucket - 3 * SMOOTH_BUCKETS)
+    skipped = first_bucket - lookback
+    steps = columns["step"][first_bucket * size :]
+    if size == 1:
+        drawn = {"step": steps}
+    else:
+        last = np.minimum(np.arange(size - 1, len(steps) + size - 1, size), len(steps) - 1)
+        drawn = {"step": np.stack([steps[::size], steps[last]], axis=1).reshape(-1)}
+    for name in columns.names:
+        if name in CURVES:
+            drawn[name] = extremes(columns[name][first_bucket * size :], size)
+            recent = means(columns[name][lookback * size :], size)
+            drawn[name + SMOOTH] = smoothed(recent)[skipped:].repeat(twice)
+        elif name.startswith(SPLIT):
+            drawn[name] = means(columns[name][first_bucket * size :], size).repeat(twice)
+    return drawn
+
+
+def _bucketed(values: Float[np.ndarray, " n"], size: int) -> Float[np.ndarray, "m size"]:
+    num_missing = -len(values) % size
+    return np.concatenate([values, np.full(num_missing, np.nan)]).reshape(-1, size)

@@ -1,0 +1,62 @@
+"""The demo: everything from no data to a policy that acts, with a table and a picture at the end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from wamlab.data.write import write_dataset
+from wamlab.lab.report import summary_table, write_report
+from wamlab.lab.run import Run, open_run
+from wamlab.lab.table import Table
+from wamlab.recipes.build import Workbench
+from wamlab.recipes.config import tiny
+from wamlab.recipes.fit import fit, start_run, summarize
+from wamlab.recipes.policy import load_policy, play_tabletop
+from wamlab.sim.experts import play_episodes
+
+PLAY_SEED = 1_000_000  # recordings use the seeds from 0 up
+
+
+def run_demo(
+    data: Path = Path("datasets/demo"),
+    runs: Path = Path("runs"),
+    *,
+    num_steps: int | None = None,
+    num_episodes: int = 400,
+    num_played: int = 100,
+) -> Run:
+    """Record experts, train ``tiny`` on them, play its policy; return the finished run."""
+    start_s = time.perf_counter()
+    recipe = tiny()
+    recipe = replace(recipe, name="demo", data=replace(recipe.data, root=data))
+    if num_steps is not None:
+        recipe = replace(recipe, train=replace(recipe.train, num_steps=num_steps))
+    if not data.exists():
+        size = (recipe.robot.view_height_px, recipe.robot.view_width_px)
+        played = play_episodes(("reach",), num_episodes, seed=0, size=size)
+        write_dataset(tqdm(played, total=num_episodes, desc="recording episodes", unit=""), data, robot_type="tabletop")
+    print(f"dataset: {data}")
+    bench = Workbench(recipe)
+    with start_run(bench, runs) as run:
+        print(f"run folder: {run.folder}; watch it live from another notebook or terminal")
+        with tqdm(total=recipe.train.num_steps, desc="training", unit="step") as bar:
+            for record in fit(bench, run):
+                bar.update()
+                bar.set_postfix(loss=f"{record.loss:.3f}", samples_per_s=f"{record.samples_per_s:.0f}")
+        summary = summarize(run)
+        if num_played:
+            print("playing the policy in closed loop")
+            success = play_tabletop(load_policy(run), "reach", range(PLAY_SEED, PLAY_SEED + num_played))
+            summary["closed-loop reach success"] = success.rate
+            summary["closed-loop reach, 95 % interval"] = [success.low, success.high]
+        summary["minutes"] = (time.perf_counter() - start_s) / 60
+        run.finish(summary=summary)
+    finished = open_run(run.folder)
+    print(summary_table(finished))
+    print(Table([{"figure": name, "value": value} for name, value in summary.items()]))
+    print(f"pictures: {sorted(finished.pictures.glob('*.png'))[-1]}\nreport:   {write_report(finished)}")
+    return finished
