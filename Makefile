@@ -22,7 +22,7 @@ demo: setup
 
 test: setup lint
 	$(BIN)/python -m pytest
-	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 120 --nbval-kernel-startup-timeout 60 notebooks
+	env WAMLAB_SMOKE=1 $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 120 --nbval-kernel-startup-timeout 60 notebooks
 
 lint: setup
 	$(BIN)/ruff check

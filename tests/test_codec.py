@@ -90,12 +90,16 @@ def _kept(config: DctConfig) -> list[list[int]]:
 
 @pytest.mark.parametrize("config", [DctConfig(8, 1), DctConfig(8, 128), DctConfig(16, 48)])
 def test_encoding_a_decoded_latent_returns_it(config: DctConfig) -> None:
-    """The kept coefficients are orthonormal: small latents survive the round trip but for rounding to bytes."""
+    """The kept coefficients are orthonormal: small latents survive the round trip but for rounding to bytes.
+
+    Rounding moves each of a patch's values by half a level at most, so a coefficient by sqrt(values) times that.
+    """
     codec = DctCodec(config)
     latents = 0.1 * torch.randn(2, *codec.latent_shape(5, 32, 32))
     again = codec.encode(codec.decode(latents))
     scale = torch.minimum(codec._first.synthesis.norm(dim=1), codec._later.synthesis.norm(dim=1))
-    assert ((again - latents).abs().amax(dim=(0, 1, 3, 4)) * scale).max() < 0.05
+    bound = (4 * config.spatial_stride**2 * 3) ** 0.5 * 0.5 / 127.5
+    assert ((again - latents).abs().amax(dim=(0, 1, 3, 4)) * scale).max() < bound + 1e-4
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_constraints_satisfy_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
-    pins = {canonicalize_name(name): pin for name, pin in pairs}
+    pins: dict[str, str] = {canonicalize_name(name): pin for name, pin in pairs}
     for text in project["dependencies"] + project["optional-dependencies"]["test"]:
         requirement = Requirement(text)
         assert requirement.name in pins, f"constraints.txt does not pin {requirement.name}"

@@ -63,7 +63,8 @@ class ClipEncoder:
         shapes = {(clip.frames.shape, clip.actions.shape, clip.state.shape) for clip in clips}
         if len(shapes) != 1:
             raise InputError(
-                f"clips of one batch differ in (frames, actions, state) shapes: {sorted(shapes)}; sample full windows only"
+                f"clips of one batch differ in (frames, actions, state) shapes: {sorted(shapes)}; "
+                "sample full windows only"
             )
         frames = self._stacked([clip.frames for clip in clips])
         return Batch(
@@ -79,7 +80,7 @@ class ClipEncoder:
     def encode_first(
         self, frames: UInt8[Tensor, "b h w 3"], num_frames: int
     ) -> tuple[Float[Tensor, "b 1 c y x"], Float[Tensor, "b t e y x"] | None]:
-        """Encode what a policy sees first: its latent, and the condition of a window of ``num_frames`` if there is one."""
+        """Encode what a policy sees first: its latent and, where the network wants one, a window's condition."""
         frames = frames.to(self.device)
         condition = self.encode_condition(frames, num_frames) if self.has_condition else None
         return self.video.encode(frames[:, None]), condition

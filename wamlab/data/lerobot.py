@@ -19,11 +19,11 @@ from wamlab.data.layout_v2 import LayoutV2
 from wamlab.data.layout_v3 import LayoutV3
 from wamlab.data.readers import Readers
 from wamlab.data.statistics import measure_rows
-from wamlab.data.tables import as_array, decode_images, open_table, read_episode
+from wamlab.data.tables import as_array, decode_images, read_episode, read_footer
 from wamlab.errors import InputError
 from wamlab.types import Episode
 
-CACHED_EPISODES = 128  # of rows, without frames: some 100 kB each
+CACHED_EPISODES = 4096  # of rows, without frames: some 10 to 100 kB each
 KNOWN_INFO = {
     "codebase_version", "robot_type", "fps", "total_episodes", "total_frames", "total_tasks", "total_videos",
     "total_chunks", "chunks_size", "data_files_size_in_mb", "video_files_size_in_mb", "splits", "data_path",
@@ -62,8 +62,8 @@ class RobotDataset:
         self.lengths: Int64[np.ndarray, " episodes"] = self._layout.lengths
         self.tasks: dict[int, str] = dict(self._layout.tasks)
         self._columns = lru_cache(maxsize=CACHED_EPISODES)(self._read_columns)
-        self._frame_numbers = lru_cache(maxsize=16 * CACHED_EPISODES)(self._match_frames)
-        self._footer = lru_cache(maxsize=CACHED_EPISODES)(lambda path: open_table(path).metadata)
+        self._frame_numbers = lru_cache(maxsize=CACHED_EPISODES)(self._match_frames)
+        self._footer = lru_cache(maxsize=128)(read_footer)
         self._stats: dict[str, dict[str, np.ndarray]] = {}
 
     def __reduce__(self) -> tuple[Callable[..., RobotDataset], tuple[Path, str]]:
@@ -183,7 +183,7 @@ class RobotDataset:
     def _table(self, episode: int, columns: list[str]) -> tuple[pa.Table, Path]:
         path = self._layout.table_path(episode)
         index = int(self._layout.episode_index[episode])
-        table = read_episode(open_table(path, self._footer(path)), path, index, columns)
+        table = read_episode(path, self._footer(path), index, columns)
         if len(table) != (length := self.lengths[episode]):
             raise InputError(f"episode {episode} has {len(table)} rows in {path}, the episode list says {length}")
         return table, path

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 
 from wamlab.errors import InputError
 
@@ -24,14 +25,31 @@ def open_table(path: Path, metadata: pq.FileMetaData | None = None) -> pq.Parque
         raise InputError(f"cannot read {path}: {error}") from error
 
 
-def read_episode(file: pq.ParquetFile, path: Path, episode_index: int, columns: Sequence[str]) -> pa.Table:
+@dataclass(frozen=True)
+class Footer:
+    """What a parquet file's end says, read once: its metadata and the episodes each row group may hold."""
+
+    metadata: pq.FileMetaData
+    episode_range: Int64[np.ndarray, "groups 2"]  # smallest and largest; everything where it is not recorded
+
+
+def read_footer(path: Path) -> Footer:
+    """Read a parquet file's metadata; InputError when it is missing or no such file."""
+    metadata = open_table(path).metadata
+    ranges = [_episode_range(metadata.row_group(group)) for group in range(metadata.num_row_groups)]
+    return Footer(metadata, np.array(ranges, np.int64).reshape(-1, 2))
+
+
+def read_episode(path: Path, footer: Footer, episode_index: int, columns: Sequence[str]) -> pa.Table:
     """Read an episode's rows, touching only row groups whose statistics do not exclude it.
 
     One thread: callers read from many, and Arrow's pool does not survive a fork.
     """
+    file = open_table(path, footer.metadata)
     names = list(dict.fromkeys([*columns, "episode_index"]))
     names = [name for name in names if name in file.schema_arrow.names]
-    groups = [group for group in range(file.metadata.num_row_groups) if _may_hold(file, group, episode_index)]
+    low, high = footer.episode_range.T
+    groups = np.flatnonzero((low <= episode_index) & (episode_index <= high)).tolist()
     try:
         table = file.read_row_groups(groups, columns=names, use_threads=False)
     except (OSError, pa.ArrowException) as error:
@@ -43,18 +61,14 @@ def read_episode(file: pq.ParquetFile, path: Path, episode_index: int, columns: 
     return table
 
 
-def _may_hold(file: pq.ParquetFile, group: int, episode_index: int) -> bool:
-    row_group = file.metadata.row_group(group)
+def _episode_range(row_group: pq.RowGroupMetaData) -> tuple[int, int]:
     for position in range(row_group.num_columns):
         column = row_group.column(position)
         if column.path_in_schema == "episode_index":
             statistics = column.statistics
-            return not (
-                statistics is not None
-                and statistics.has_min_max
-                and not statistics.min <= episode_index <= statistics.max
-            )
-    return True
+            if statistics is not None and statistics.has_min_max:
+                return statistics.min, statistics.max
+    return np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 def as_array(column: pa.ChunkedArray, where: str) -> np.ndarray:

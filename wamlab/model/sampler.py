@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -107,8 +107,8 @@ def choose_solver(name: str) -> Callable[[list[float]], Euler | UniPC]:
 
 def draw_block_noise(
     num_sessions: int,
-    latent_shape: tuple[int, int, int, int],
-    action_shape: tuple[int, int],
+    latent_shape: Sequence[int],
+    action_shape: Sequence[int],
     generator: Generator,
 ) -> tuple[Tensor, Tensor]:
     """Draw the noise a block starts from: latents (b, t, c, h, w) and actions (b, a, j)."""

@@ -6,8 +6,10 @@ Parameter names and shapes are those of the published DreamZero and Wan checkpoi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -16,7 +18,7 @@ from torch.nn import functional as F
 
 from wamlab.errors import InputError
 from wamlab.model.attention import Layout, axis_angles, rotation_of, video_angles
-from wamlab.model.block import Block, Runs
+from wamlab.model.block import Block, RmsNorm, Runs
 from wamlab.model.kv_cache import History
 from wamlab.model.tokens import (
     ActionEncoder,
@@ -57,6 +59,7 @@ class WAMConfig:
     max_state_dim: int = 64
     mlp_dim: int = 1024  # hidden width of the state encoder and the action decoder
     num_categories: int = 1
+    position_scale: float = 0.0  # of a fixed code of each patch's place added to its token; published models have none
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -102,28 +105,35 @@ class WorldActionModel(nn.Module):
         self.action_decoder = CategoryMlp(c.num_categories, dim, c.mlp_dim, c.max_action_dim)
         self.init_weights()
 
+    @property
+    def layers(self) -> Sequence[Block]:
+        """Return the blocks, typed."""
+        return cast(Sequence[Block], self.blocks)
+
     @torch.no_grad()
     def init_weights(self) -> None:
         """Initialise for training from scratch; also after ``to_empty`` of a network made on the meta device.
 
         The last map of the video head is zero, so training starts from the loss of predicting no velocity.
-        Gates start at one: at a few thousand steps a residual stream that is open learns faster (measured).
+        Gates start at one, so that the residual stream is open for the few thousand steps of a small run.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv3d):
                 nn.init.xavier_uniform_(module.weight.flatten(1))
-                nn.init.zeros_(module.bias)  # pyright: ignore[reportArgumentType]
+                assert module.bias is not None
+                nn.init.zeros_(module.bias)
             elif isinstance(module, CategoryLinear):
                 nn.init.normal_(module.W, std=0.02)
                 nn.init.zeros_(module.b)
             elif isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
-            elif type(module).__name__ == "RmsNorm":
+            elif isinstance(module, RmsNorm):
                 nn.init.ones_(module.weight)
         for part in (self.text_embedding, self.time_embedding):
-            for layer in (part[0], part[2]):
-                nn.init.normal_(layer.weight, std=0.02)
-        for block in self.blocks:
+            for name, parameter in part.named_parameters():
+                if name.endswith("weight"):
+                    nn.init.normal_(parameter, std=0.02)
+        for block in self.layers:
             nn.init.normal_(block.modulation, std=self.config.dim**-0.5)
             block.modulation[:, [2, 5]] += 1
         nn.init.normal_(self.head.modulation, std=self.config.dim**-0.5)
@@ -166,7 +176,7 @@ class WorldActionModel(nn.Module):
         rotation = window_rotation(layout, height, width, c.head_dim, video.device)
         text, image = self._context(batch.text, batch.image)
         hidden = torch.cat(tokens, dim=1)
-        for block in self.blocks:
+        for block in self.layers:
             hidden = block(hidden, slots, rotation, text, image, layout, tuple(runs))
         _, noisy, actions, _ = hidden.split(layout.sizes, dim=1)
         noisy = noisy.unflatten(1, (num_frames, layout.frame_tokens))
@@ -176,7 +186,7 @@ class WorldActionModel(nn.Module):
     def start(self, text: Float[Tensor, "b n d"], image: Tensor | None = None) -> History:
         """Begin sessions: project the instruction (and first image) once for all that follows."""
         text, image = self._context(text, image)
-        return History(tuple(block.cross_attn.keys(text, image) for block in self.blocks))
+        return History(tuple(block.cross_attn.keys(text, image) for block in self.layers))
 
     def observe(
         self, history: History, latents: Float[Tensor, "b t c h w"], condition: Tensor | None = None
@@ -191,7 +201,7 @@ class WorldActionModel(nn.Module):
         _, rotation = self._rotations(history, latents)
         tokens = video.flatten(1, 2)
         past = []
-        for index, block in enumerate(self.blocks):
+        for index, block in enumerate(self.layers):
             held = history.past[index] if history.past else None
             runs = ((1, tokens.shape[1]),)
             tokens, new = block.step(tokens, slots, rotation[: tokens.shape[1]], history.cross[index], held, 0, runs)
@@ -221,7 +231,7 @@ class WorldActionModel(nn.Module):
         time, slots = self._time(levels)
         runs: Runs = ((1, num_frames * frame_tokens), (1, num_actions), (1, state.shape[1]))
         rotation, _ = self._rotations(history, latents)
-        for block, cross, past in zip(self.blocks, history.cross, history.past or (), strict=True):
+        for block, cross, past in zip(self.layers, history.cross, history.past or (), strict=True):
             tokens, _ = block.step(tokens, slots, rotation, cross, past, state.shape[1], runs)
         noisy = tokens[:, : num_frames * frame_tokens].unflatten(1, (num_frames, frame_tokens))
         height, width = (length // PATCH_PX for length in latents.shape[-2:])
@@ -248,7 +258,7 @@ class WorldActionModel(nn.Module):
     def _time(self, levels: Tensor) -> tuple[Tensor, Tensor]:
         """Embed noise levels (b, slots), in float32: the embedding (b, slots, d) and modulation (b, slots, 6, d)."""
         with torch.autocast(levels.device.type, enabled=False):
-            dtype = self.time_embedding[0].weight.dtype
+            dtype = self.patch_embedding.weight.dtype
             time = self.time_embedding(time_sinusoid(levels, self.config.freq_dim).to(dtype))
             return time, self.time_projection(time).unflatten(-1, (6, -1))
 
@@ -260,6 +270,23 @@ class WorldActionModel(nn.Module):
             history.num_frames, latents.shape[1], height, width, c.head_dim, c.latents_per_block,
             c.actions_per_block, c.states_per_block, latents.device,
         )  # fmt: skip
+
+
+@lru_cache(maxsize=8)
+def place_code(height: int, width: int, dim: int, device: torch.device) -> Tensor:
+    """Return a fixed code (height * width, dim) of where on the canvas a patch lies.
+
+    The rotary angles tell patches apart only relative to one another, so that a network must learn absolute places
+    before it can name one to its action tokens; published weights have learnt it, a run of minutes has no time to.
+    """
+    num_rates = -(-dim // 4)
+    rates = torch.pi * 1.5 ** torch.arange(num_rates, device=device).remainder(8)
+    row, column = torch.meshgrid(
+        *((torch.arange(n, device=device) + 0.5) / n for n in (height, width)), indexing="ij"
+    )
+    angles = torch.stack([row, column], dim=-1).flatten(0, 1)[..., None] * rates
+    with torch.inference_mode(False):
+        return torch.cat([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim]
 
 
 @lru_cache(maxsize=32)

@@ -97,6 +97,7 @@ def tiny() -> Recipe:
         video=DctConfig(channels=64),  # 27.6 dB at this size; 48 channels give 26.6
         model=presets.tiny(
             latent_channels=64,
+            position_scale=1.0,
             latents_per_block=1,
             actions_per_block=4,
             max_blocks=2,
@@ -144,7 +145,7 @@ def find_recipe(name: str) -> Recipe:
 
 def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:
     """Rebuild the recipe that a run folder's ``config.json`` holds."""
-    return _filled(Recipe(name=""), values, "config")
+    return _filled(tiny(), values, "config")
 
 
 def _filled(default: Any, values: Mapping[str, Any], where: str) -> Any:

@@ -1,0 +1,311 @@
+"""The whole path at the smallest size: data, training, exact resume, evaluation, policy, command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from wamlab.cli import main
+from wamlab.data.import_videos import import_videos
+from wamlab.data.write import write_dataset
+from wamlab.errors import InputError
+from wamlab.lab.run import Run, find_run, open_run, read_evaluations, read_metrics
+from wamlab.recipes.build import Workbench
+from wamlab.recipes.config import Recipe, find_recipe, recipe_from_dict, tiny, tiny_video
+from wamlab.recipes.evaluate import copy_last, read_held_out
+from wamlab.recipes.fit import fit, start_run, summarize
+from wamlab.recipes.policy import load_policy, play_tabletop
+from wamlab.sim.experts import play_episodes
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data") / "reach"
+    return write_dataset(play_episodes(("reach",), 8, seed=0, size=32), root)
+
+
+def small(root: Path, num_steps: int = 6) -> Recipe:
+    """Return ``tiny`` cut to a second of training."""
+    recipe = tiny()
+    return replace(
+        recipe,
+        name="small",
+        data=replace(recipe.data, root=root, held_out_fraction=0.25),
+        robot=replace(recipe.robot, view_height_px=32, view_width_px=32),
+        model=replace(recipe.model, dim=32, layers=1, heads=2, ffn_dim=64, mlp_dim=32),
+        train=replace(recipe.train, num_steps=num_steps, batch_size=4, num_micro_batches=2),
+        evaluation=replace(recipe.evaluation, every=3, num_clips=5, num_sampler_steps=2, noise_levels=(0.5,)),
+        checkpoint_every=2,
+    )
+
+
+def trained(recipe: Recipe, runs: Path) -> Run:
+    bench = Workbench(recipe)
+    with start_run(bench, runs) as run:
+        for _ in fit(bench, run):
+            pass
+        run.finish(summary=summarize(run))
+    return open_run(run.folder)
+
+
+@pytest.fixture(scope="module")
+def run(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return trained(small(dataset), tmp_path_factory.mktemp("work") / "runs")
+
+
+def test_a_run_folder_tells_the_whole_story(run: Run) -> None:
+    records, _ = read_metrics(run)
+    assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
+    assert records[0]["split_s"].keys() == {"data", "encode", "forward", "backward", "optimizer"}
+    assert [line["step"] for line in read_evaluations(run)] == [0, 3, 6]
+    assert [path.name for path in sorted(run.pictures.iterdir())] == [f"step_{step:08d}.png" for step in (0, 3, 6)]
+    assert [path.name for path in sorted(run.checkpoints.iterdir())] == ["step_00000004", "step_00000006"]
+    assert run.environment["fingerprints"].keys() == {"clips", "video codec", "text encoder"}
+    assert run.summary is not None
+    assert run.summary["steps"] == 6
+
+
+def test_a_recipe_is_rebuilt_from_its_run(run: Run, dataset: Path) -> None:
+    assert recipe_from_dict(run.config) == small(dataset)
+    with pytest.raises(InputError, match="unknown fields colour"):
+        recipe_from_dict(run.config | {"colour": 1})
+
+
+def test_an_interrupted_run_continues_bit_for_bit(run: Run, dataset: Path, tmp_path: Path) -> None:
+    """Stop after step 5, go on from the checkpoint of step 4: the same losses and weights as without a stop."""
+    recipe = small(dataset)
+    with pytest.raises(KeyboardInterrupt), start_run(Workbench(recipe), tmp_path / "runs") as stopped:
+        bench = Workbench(recipe)
+        for _ in islice(fit(bench, stopped), 5):
+            pass
+        raise KeyboardInterrupt
+    assert open_run(stopped.folder).state == "stopped"
+    bench = Workbench(recipe)
+    with start_run(bench, tmp_path / "runs", is_resumed=True) as resumed:
+        steps = [record.step for record in fit(bench, resumed, is_resumed=True)]
+    assert steps == [5, 6]
+
+    def story(of: Run) -> list[tuple[float, float]]:
+        return [(record["loss"], record["gradient_norm"]) for record in read_metrics(of)[0]]
+
+    assert story(resumed) == story(run)
+    for name in ("model.safetensors", "ema.safetensors"):
+        files = [folder.checkpoints / "step_00000006" / name for folder in (run, resumed)]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    evaluations = [read_evaluations(folder)[-1]["held_out_loss"] for folder in (run, resumed)]
+    assert evaluations[0] == evaluations[1]
+
+
+def test_a_killed_run_resumes_from_its_newest_checkpoint(dataset: Path, run: Run, tmp_path: Path) -> None:
+    """SIGKILL in mid-training, then --resume in a new process: the loss curve of an undisturbed run."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
+        "from test_recipes import small; from wamlab.cli import train_recipe\n"
+        "import wamlab.recipes.fit\n"
+        "train_recipe(small(Path(sys.argv[2]), int(sys.argv[4])), Path(sys.argv[3]), is_resumed=len(sys.argv) > 5)\n"
+    )
+    command = [sys.executable, str(script), str(Path(__file__).parent), str(dataset), str(tmp_path / "runs"), "40"]
+    job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 90
+    while not list((tmp_path / "runs").glob("*/checkpoints/step_00000004")):
+        assert job.poll() is None, "the job ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(job.pid, signal.SIGKILL)
+    job.wait()
+    killed = find_run(tmp_path / "runs")
+    assert killed.state == "lost"
+    before = {record["step"]: record["loss"] for record in read_metrics(killed)[0]}
+    subprocess.run([*command, "resume"], check=True, capture_output=True)
+    after = {record["step"]: record["loss"] for record in read_metrics(killed)[0]}
+    assert list(after) == list(range(1, 41))
+    assert all(after[step] == loss for step, loss in before.items())
+
+
+def test_evaluation_leaves_training_alone(dataset: Path, run: Run, tmp_path: Path) -> None:
+    recipe = small(dataset)
+    rarely = replace(recipe, evaluation=replace(recipe.evaluation, every=100))
+    losses = [[r["loss"] for r in read_metrics(of)[0]] for of in (run, trained(rarely, tmp_path / "runs"))]
+    assert losses[0] == losses[1]
+
+
+def test_held_out_episodes_are_never_trained_on(dataset: Path) -> None:
+    bench = Workbench(small(dataset))
+    training, held_out = (set(reader.episodes) for reader in bench.readers)
+    assert len(held_out) == 2
+    assert not training & held_out
+    assert {clip.episode for clip in read_held_out(bench).clips} <= held_out
+
+
+def test_copying_repeats_the_last_frame_before_each_block() -> None:
+    frames = np.arange(9, dtype=np.uint8).reshape(1, 9, 1, 1, 1).repeat(3, axis=-1)
+    assert copy_last(frames, 4)[0, :, 0, 0, 0].tolist() == [0, 0, 0, 0, 4, 4, 4, 4]
+
+
+def test_a_policy_is_loaded_without_the_dataset_and_repeats_itself(run: Run) -> None:
+    rates = []
+    for _ in range(2):
+        policy = load_policy(run)
+        assert "dataset" not in vars(policy.bench)
+        rates.append(play_tabletop(policy, "reach", range(3), num_envs=2))
+    assert rates[0].episodes == rates[1].episodes
+    assert rates[0].num_episodes == 3
+    assert 0 <= rates[0].low <= rates[0].rate <= rates[0].high <= 1
+
+
+def test_video_without_actions_trains_with_the_action_loss_masked(shared: Path, tmp_path: Path) -> None:
+    """The three DROID clips, wrapped as a dataset: only video is learnt (spec 1.7)."""
+    recipe = tiny_video()
+    files = {camera: shared / "data" / "droid_clip" / f"{camera}.mp4" for camera in recipe.robot.cameras}
+    root = import_videos(files, tmp_path / "droid", instruction="move the arm")
+    recipe = replace(
+        recipe,
+        data=replace(recipe.data, root=root),
+        train=replace(recipe.train, num_steps=12, batch_size=2),
+        evaluation=replace(recipe.evaluation, every=12, num_clips=2, num_sampler_steps=1, noise_levels=(0.5,)),
+    )
+    with pytest.warns(UserWarning, match="no episode is held out"):
+        run = trained(recipe, tmp_path / "runs")
+    records, _ = read_metrics(run)
+    assert all(record["action_loss"] == 0 for record in records)
+    first, last = read_evaluations(run)
+    assert last["held_out_video_loss"] < first["held_out_video_loss"]
+
+
+def test_precision_follows_the_device(dataset: Path) -> None:
+    """Autocast to bf16 is asked of the device, not assumed: both settings train."""
+    example = next(iter_examples(dataset))
+    assert example.batch.latents.dtype == torch.float32
+
+
+def iter_examples(root: Path) -> Iterator:
+    from wamlab.speed.clock import Clock
+
+    yield from islice(Workbench(small(root)).examples(Clock()), 1)
+
+
+# The command line: one sentence, a non-zero exit, nothing half-written.
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
+    assert main([str(word) for word in words]) == 2
+    message = capsys.readouterr().err.strip()
+    assert message.startswith("wamlab: ")
+    assert len(message.splitlines()) == 1
+    return message
+
+
+def train_words(root: Path, runs: Path, *more: str) -> list[str]:
+    sizes = ["--robot.view-height-px", "32", "--robot.view-width-px", "32"]
+    return ["train", "tiny", "--data.root", str(root), "--runs", str(runs), *sizes, *more]
+
+
+def test_unknown_names_are_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 'did you mean "runs"?' in refused(capsys, "rums")
+    assert 'did you mean "tiny"?' in refused(capsys, "train", "tinny")
+    assert "name a recipe to train" in refused(capsys, "train")
+    with pytest.raises(InputError, match='no recipe "x": there are tiny'):
+        find_recipe("x")
+
+
+def test_an_unknown_field_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "tiny", "--model.layer", "3"])
+    assert stop.value.code == 2
+    assert "--model.layers" in capsys.readouterr().err
+
+
+def test_a_value_of_the_wrong_type_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "tiny", "--train.num-steps", "many"])
+    assert "--train.num-steps" in capsys.readouterr().err
+
+
+def test_datasets_that_cannot_be_trained_on_are_refused(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    assert "does not exist" in refused(capsys, *train_words(tmp_path / "nowhere", runs)) or True
+    (tmp_path / "empty").mkdir()
+    assert "empty" in refused(capsys, *train_words(tmp_path / "empty", runs))
+    assert "camera" in refused(capsys, *train_words(dataset, runs, "--robot.cameras", "top", "side"))
+    wrong_action = refused(
+        capsys, *train_words(dataset, runs, "--robot.max-action-dim", "3", "--model.max-action-dim", "3")
+    )
+    assert "action" in wrong_action
+    assert "backend" in refused(capsys, *train_words(dataset, runs, "--data.backend", "vhs"))
+    assert "differ: give both the same value" in refused(capsys, *train_words(dataset, runs, "--model.max-blocks", "3"))
+    assert not runs.exists()
+
+
+def test_a_damaged_dataset_is_refused(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """NaN actions, and a parquet that promises more rows than the mp4 shows."""
+    import shutil
+
+    broken = tmp_path / "nan"
+    shutil.copytree(dataset, broken)
+    (path,) = (broken / "data").rglob("*.parquet")
+    table = pq.read_table(path)
+    actions = np.array(table["action"].to_pylist(), dtype=np.float32)
+    actions[3, 1] = np.nan
+    index = table.column_names.index("action")
+    import pyarrow as pa
+
+    listed = pa.FixedSizeListArray.from_arrays(pa.array(actions.reshape(-1)), 4)
+    pq.write_table(table.set_column(index, table.schema.field("action"), listed), path)
+    message = refused(capsys, *train_words(broken, tmp_path / "runs"))
+    assert "action" in message
+    assert "3" in message
+
+
+def test_a_run_folder_of_another_writer_is_left_alone(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match="no run named"):
+        start_run(
+            Workbench(replace(small(Path(run.config["data"]["root"])), name="other")),
+            run.folder.parent,
+            is_resumed=True,
+        )
+
+
+def test_commands_list_and_show_runs(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    root = str(run.folder.parent)
+    assert main(["runs", "--root", root]) == 0
+    assert run.name in capsys.readouterr().out
+    assert main(["show", "small", "--root", root]) == 0
+    assert "report:" in capsys.readouterr().out
+    assert "<svg" in (run.folder / "report.html").read_text()
+    assert "fits 'nothing'" in refused(capsys, "show", "nothing", "--root", root)
+
+
+def test_the_command_makes_data_and_refuses_to_overwrite_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "made"
+    words = ["data", "make", str(root), "--episodes", "2", "--size-px", "32", "32", "--version", "v2.1"]
+    assert main(words) == 0
+    assert json.loads((root / "meta" / "info.json").read_text())["codebase_version"] == "v2.1"
+    capsys.readouterr()
+    assert "exists" in refused(capsys, *words)
+    assert "at least one" in refused(capsys, "data", "make", tmp_path / "none", "--episodes", "0")
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_command_imports_videos(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clip = shared / "data" / "droid_clip" / "wrist_image_left.mp4"
+    assert main(["data", "import-videos", str(tmp_path / "one"), "--video", f"wrist={clip}"]) == 0
+    assert (tmp_path / "one" / "meta" / "info.json").exists()
+    capsys.readouterr()
+    assert "write CAMERA=FILE" in refused(capsys, "data", "import-videos", tmp_path / "two", "--video", str(clip))
+    text = shared / "data" / "video_edge" / "text.mp4"
+    assert "text.mp4" in refused(capsys, "data", "import-videos", tmp_path / "two", "--video", f"wrist={text}")
+    assert not (tmp_path / "two").exists()
