@@ -159,7 +159,7 @@ def clip(frames: np.ndarray, instruction: str = "go") -> Clip:
 
 
 def test_clips_become_a_batch_with_the_first_frame_as_condition() -> None:
-    encoder = ClipEncoder(DctCodec(), HashTextEncoder(), has_condition=True)
+    encoder = ClipEncoder(DctCodec(), HashTextEncoder(), condition="grey")
     frames = noise_clips(5)
     batch = encoder([clip(f.numpy()) for f in frames])
     assert batch.latents.shape == (3, 2, 48, 2, 3)
@@ -173,6 +173,17 @@ def test_clips_become_a_batch_with_the_first_frame_as_condition() -> None:
     assert torch.allclose(first, batch.latents[:, :1], atol=1e-5)
     assert condition is not None
     assert torch.equal(condition, batch.condition)
+
+
+def test_a_repeated_condition_shows_the_first_frame_everywhere() -> None:
+    encoder = ClipEncoder(DctCodec(), HashTextEncoder(), condition="repeat")
+    frames = noise_clips(5)
+    _, condition = encoder.encode_first(frames[:, 0], 5)
+    still = encoder.video.encode(frames[:, :1].expand(-1, 5, -1, -1, -1))
+    assert condition is not None
+    assert torch.allclose(condition[:, :, 4:], still, atol=1e-5)
+    with pytest.raises(InputError, match="give one of none, grey, repeat"):
+        ClipEncoder(DctCodec(), HashTextEncoder(), condition="gray")
 
 
 def test_clips_of_different_shapes_do_not_mix() -> None:

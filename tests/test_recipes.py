@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -14,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from wamlab.cli import main
 from wamlab.data.import_videos import import_videos
@@ -134,6 +132,33 @@ def test_a_killed_run_resumes_from_its_newest_checkpoint(dataset: Path, run: Run
     assert all(after[step] == loss for step, loss in before.items())
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"noise": {"shift": 1.0}}, r"noise.shift \(was 5.0, now 1.0\)"),
+        ({"model": {"layers": 2}}, "model.layers"),
+        ({"train": {"seed": 7}}, "train.seed"),
+        ({"train": {"ema_decay": 0.0}}, "train.ema_decay"),
+        ({"data": {"held_out_fraction": 0.5}}, "trained on other input"),
+        ({}, "has 6 steps"),
+    ],
+)
+def test_resuming_as_another_run_is_refused_and_changes_nothing(
+    run: Run, dataset: Path, change: dict, message: str
+) -> None:
+    recipe = small(dataset)
+    for part, values in change.items():
+        recipe = replace(recipe, **{part: replace(getattr(recipe, part), **values)})
+    before = contents(run.folder)
+    with pytest.raises(InputError, match=message):
+        start_run(Workbench(recipe), run.folder.parent, is_resumed=True)
+    assert contents(run.folder) == before
+
+
 def test_evaluation_leaves_training_alone(dataset: Path, run: Run, tmp_path: Path) -> None:
     recipe = small(dataset)
     rarely = replace(recipe, evaluation=replace(recipe.evaluation, every=100))
@@ -184,18 +209,6 @@ def test_video_without_actions_trains_with_the_action_loss_masked(shared: Path, 
     assert last["held_out_video_loss"] < first["held_out_video_loss"]
 
 
-def test_precision_follows_the_device(dataset: Path) -> None:
-    """Autocast to bf16 is asked of the device, not assumed: both settings train."""
-    example = next(iter_examples(dataset))
-    assert example.batch.latents.dtype == torch.float32
-
-
-def iter_examples(root: Path) -> Iterator:
-    from wamlab.speed.clock import Clock
-
-    yield from islice(Workbench(small(root)).examples(Clock()), 1)
-
-
 # The command line: one sentence, a non-zero exit, nothing half-written.
 
 
@@ -208,7 +221,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
 
 
 def train_words(root: Path, runs: Path, *more: str) -> list[str]:
-    sizes = ["--robot.view-height-px", "32", "--robot.view-width-px", "32"]
+    sizes = ["--train.num-steps", "1", "--robot.view-height-px", "32", "--robot.view-width-px", "32"]
     return ["train", "tiny", "--data.root", str(root), "--runs", str(runs), *sizes, *more]
 
 
@@ -237,7 +250,7 @@ def test_datasets_that_cannot_be_trained_on_are_refused(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = tmp_path / "runs"
-    assert "does not exist" in refused(capsys, *train_words(tmp_path / "nowhere", runs)) or True
+    assert "nowhere" in refused(capsys, *train_words(tmp_path / "nowhere", runs))
     (tmp_path / "empty").mkdir()
     assert "empty" in refused(capsys, *train_words(tmp_path / "empty", runs))
     assert "camera" in refused(capsys, *train_words(dataset, runs, "--robot.cameras", "top", "side"))
@@ -270,13 +283,51 @@ def test_a_damaged_dataset_is_refused(dataset: Path, tmp_path: Path, capsys: pyt
     assert "3" in message
 
 
-def test_a_run_folder_of_another_writer_is_left_alone(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_not_there_cannot_be_resumed(run: Run) -> None:
     with pytest.raises(InputError, match="no run named"):
         start_run(
             Workbench(replace(small(Path(run.config["data"]["root"])), name="other")),
             run.folder.parent,
             is_resumed=True,
         )
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--train.max-gradient-norm", "-1"), ("--train.beta2", "1.5"), ("--train.learning-rate", "1e30"),
+     ("--evaluation.num-sampler-steps", "0"), ("--noise.shift", "nan"), ("--data.cache-gib", "inf"),
+     ("--model.freq-dim", "7")],
+)  # fmt: skip
+def test_numbers_out_of_range_are_refused_by_name(
+    option: str, value: str, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(train_words(dataset, tmp_path / "runs", option, value))
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2
+    assert option.removeprefix("--").replace("-", "_") in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_device_that_is_not_there_is_refused(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for device in ("warp", "cuda:99", "meta"):
+        assert device in refused(capsys, *train_words(dataset, tmp_path / "runs", "--device", device))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_damaged_run_hides_no_other(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    damaged = run.folder.parent / "2026-01-01-damaged-000000"
+    damaged.mkdir()
+    (damaged / "status.json").write_text("{}")
+    assert main(["runs", "--root", str(run.folder.parent)]) == 0
+    listed = capsys.readouterr().out
+    assert "damaged" in listed
+    assert run.name in listed
+    (damaged / "status.json").unlink()
+    damaged.rmdir()
 
 
 def test_commands_list_and_show_runs(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

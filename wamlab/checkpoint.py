@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -44,8 +45,12 @@ def write_checkpoint(
         if target.exists():
             shutil.rmtree(target)
         partial.rename(target)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError | SafetensorError | RuntimeError):
+            raise InputError(
+                f"the checkpoint of step {step} cannot be written below {folder} ({error}): free space, then resume"
+            ) from error
         raise
     for old in list_checkpoints(folder)[:-num_kept]:
         shutil.rmtree(old)
@@ -61,7 +66,7 @@ def newest_checkpoint(folder: Path) -> Path:
     """Return the newest finished checkpoint; InputError if there is none."""
     found = list_checkpoints(folder)
     if not found:
-        raise InputError(f"{folder} holds no finished checkpoint: train the run first")
+        raise InputError(f"{folder} holds no finished checkpoint: start a new run without --resume")
     return found[-1]
 
 
@@ -92,10 +97,13 @@ def load_checkpoint(checkpoint: Path, net: nn.Module, optimizer: Optimizer, ema:
     load_weights(checkpoint, net)
     try:
         saved = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError) as error:
-        raise InputError(f"{checkpoint / 'optimizer.pt'} cannot be read ({error}): resume from an older one") from error
-    optimizer.load_state_dict(saved["optimizer"])
-    torch.set_rng_state(saved["torch_rng"])
+        optimizer.load_state_dict(saved["optimizer"])
+        torch.set_rng_state(saved["torch_rng"])
+    except (OSError, RuntimeError, EOFError, UnpicklingError, KeyError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"{checkpoint / 'optimizer.pt'} cannot be read ({reason}): delete {checkpoint} to go on from an older one"
+        ) from error
     if ema is not None:
         for name, tensor in _read_tensors(checkpoint / "ema.safetensors").items():
             ema.average[name].copy_(tensor)
@@ -104,13 +112,14 @@ def load_checkpoint(checkpoint: Path, net: nn.Module, optimizer: Optimizer, ema:
 
 def _read_state(checkpoint: Path) -> dict[str, Any]:
     try:
-        return json.loads((checkpoint / "state.json").read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{checkpoint} is not a finished checkpoint ({error}): name another") from error
+        state = json.loads((checkpoint / "state.json").read_text())
+        return {"step": int(state["step"]), "has_ema": bool(state["has_ema"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{checkpoint / 'state.json'} cannot be read ({error!r}): delete {checkpoint}") from error
 
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{path} cannot be read ({error}): name another checkpoint") from error
+        raise InputError(f"{path} cannot be read ({error}): delete {path.parent} to go on from an older one") from error

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import signal
 import sys
+import threading
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,6 +46,10 @@ def make_data(
     from wamlab.data.write import write_dataset
     from wamlab.sim.experts import Style, play_episodes
 
+    check_numbers(1, episodes=episodes)
+    check_numbers(0, seed=seed, noise=noise, tail_ticks=tail_ticks, failure_share=failure_share)
+    if failure_share > 1:
+        raise InputError(f"--failure-share is {failure_share}: give a share from 0 to 1")
     style = Style(noise=noise, tail_ticks=tail_ticks)
     played = play_episodes(families, episodes, seed, style=style, failure_share=failure_share, size=size_px)
     bar = tqdm(played, total=episodes, desc="episodes", unit="")
@@ -145,6 +151,8 @@ def play(
     from wamlab.lab.run import find_run
     from wamlab.recipes.policy import load_policy, play_tabletop
 
+    check_numbers(1, episodes=episodes, sampler_steps=sampler_steps or 1)
+    check_numbers(0, seed=seed)
     policy = load_policy(find_run(root, name), num_sampler_steps=sampler_steps)
     success = play_tabletop(policy, family, range(seed, seed + episodes))
     print(f"{family}: {success}, {success.latency_s * 1000:.0f} ms a chunk")
@@ -154,7 +162,7 @@ def demo(
     data: Path = Path("datasets/demo"),
     runs: Path = Path("runs"),
     steps: int | None = None,
-    episodes: int = 400,
+    episodes: int = 1600,
     play: int = 100,
 ) -> None:
     """Make a dataset, train a tiny model on it, show what it learnt.
@@ -169,6 +177,13 @@ def demo(
     from wamlab.recipes.demo import run_demo
 
     run_demo(data, runs, num_steps=steps, num_episodes=episodes, num_played=play)
+
+
+def check_numbers(least: float, **numbers: float) -> None:
+    """Refuse the first option below ``least`` or not finite."""
+    for name, number in numbers.items():
+        if not least <= number < float("inf"):
+            raise InputError(f"--{name.replace('_', '-')} is {number}: give at least {least:g}")
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -193,19 +208,29 @@ USAGE = """usage: wamlab COMMAND [OPTIONS]; each command explains itself with --
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; wrong input prints one sentence and returns 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _interrupt)  # batch systems send it; what Ctrl-C cleans up is cleaned up
     try:
         _run(words)
-    except InputError as error:
+    except (InputError, FloatingPointError) as error:
         print(f"wamlab: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"wamlab: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
-        print("wamlab: stopped; `wamlab train RECIPE --resume` goes on from the last checkpoint", file=sys.stderr)
+        hint = "; --resume goes on from the last checkpoint" if words[:1] == ["train"] else ""
+        print(f"wamlab: stopped{hint}", file=sys.stderr)
         return 130
     return 0
 
 
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def _run(words: list[str]) -> None:
-    if not words or words[0] in ("-h", "--help"):
+    if not words or words[0] in ("-h", "--help") or words in (["data", "--help"], ["train", "--help"]):
         print(USAGE)
         return
     if words[0] == "train":

@@ -3,3 +3,12 @@
 
 class InputError(ValueError):
     """A user's input is wrong; the message is one sentence that says what, where and what to do."""
+
+
+def check_range(owner: str, config: object, least: float, most: float, *names: str) -> None:
+    """Raise InputError naming the first of a config's numbers that is not a number from ``least`` to ``most``."""
+    for name in names:
+        value = getattr(config, name)
+        if not least <= value <= most:  # also catches nan
+            limit = f"at least {least:g}" if most == float("inf") else f"a number from {least:g} to {most:g}"
+            raise InputError(f"{owner}.{name} is {value}: give {limit}")

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Generator, Tensor
 
+from wamlab.errors import check_range
 from wamlab.types import Batch, FlowExample, LossTerms, Net, Noised, Velocity
 
 NUM_LEVELS = 1000  # entries of the training table
@@ -27,8 +28,7 @@ class NoiseConfig:
     video_beta: float = 3.0  # only when decoupled; 7 in DreamZero-Flash
 
     def __post_init__(self) -> None:
-        if self.shift <= 0 or self.video_beta <= 0:
-            raise ValueError(f"noise shift and video_beta must be positive, got {self.shift}, {self.video_beta}")
+        check_range("noise", self, 1e-3, 1e3, "shift", "video_beta")
 
 
 def shifted(level: Tensor, shift: float) -> Tensor:

@@ -2,7 +2,7 @@
 
 What other frameworks put into callbacks, a user puts into the body of their ``for``::
 
-    for record in train(partial(flow_loss, net), examples, optimizer, net=net, num_steps=1000):
+    for record in train(partial(flow_loss, net), examples, optimizer, TrainConfig(num_steps=1000)):
         run.log(asdict(record))
 
 A step depends on nothing but the weights, the optimiser's state, the step number and its examples, so a run
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from wamlab.errors import InputError
+from wamlab.errors import InputError, check_range
 from wamlab.flow import NoiseConfig, with_noise
 from wamlab.speed.clock import Clock, measure_memory_gib
 from wamlab.types import Batch, FlowExample, Loss, LossTerms, StepRecord
@@ -50,18 +50,17 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("num_steps", "batch_size", "num_micro_batches"):
-            if getattr(self, name) < 1:
-                raise InputError(f"train.{name} is {getattr(self, name)}: give at least 1")
+        check_range("train", self, 1, math.inf, "num_steps", "batch_size", "num_micro_batches")
+        check_range("train", self, 0, math.inf, "seed", "weight_decay")
+        check_range("train", self, 1e-12, 1, "learning_rate", "epsilon")
+        check_range("train", self, 1e-6, math.inf, "max_gradient_norm")
+        check_range("train", self, 0, 1, "warmup_fraction", "final_rate_fraction")
+        check_range("train", self, 0, 0.999999, "beta1", "beta2", "ema_decay")
         if self.batch_size % self.num_micro_batches:
             raise InputError(
                 f"train.batch_size {self.batch_size} does not divide into {self.num_micro_batches} "
                 "micro-batches: give a divisor as train.num_micro_batches"
             )
-        if not 0 <= self.ema_decay < 1:
-            raise InputError(f"train.ema_decay is {self.ema_decay}: give a number from 0 (none) to below 1")
-        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
-            raise InputError(f"train.learning_rate is {self.learning_rate}: give a positive number")
 
 
 def adamw(net: nn.Module, config: TrainConfig) -> AdamW:

@@ -13,6 +13,7 @@ from torch import Tensor
 from wamlab.errors import InputError
 from wamlab.types import Batch, Clip
 
+CONDITIONS = ("none", "grey", "repeat")  # what follows the first frame in the condition; published models: grey
 MASK_CHANNELS = 4  # of the first-frame mask; the Wan image-to-video networks expect four
 
 
@@ -51,11 +52,13 @@ class ClipEncoder:
         text: TextEncoder,
         *,
         device: torch.device | str = "cpu",
-        has_condition: bool = False,
+        condition: str = "none",
     ) -> None:
+        if condition not in CONDITIONS:
+            raise InputError(f"condition is {condition!r}: give one of {', '.join(CONDITIONS)}")
         self.video, self.text = video, text
         self.device = torch.device(device)
-        self.has_condition = has_condition
+        self.condition = condition
 
     @torch.no_grad()
     def __call__(self, clips: Sequence[Clip]) -> Batch:
@@ -73,7 +76,7 @@ class ClipEncoder:
             action_mask=self._stacked([clip.action_mask for clip in clips]),
             state=self._stacked([clip.state for clip in clips]),
             text=self.encode_text([clip.instruction for clip in clips]),
-            condition=self.encode_condition(frames[:, 0], frames.shape[1]) if self.has_condition else None,
+            condition=self.encode_condition(frames[:, 0], frames.shape[1]) if self.condition != "none" else None,
         )
 
     @torch.no_grad()
@@ -82,13 +85,14 @@ class ClipEncoder:
     ) -> tuple[Float[Tensor, "b 1 c y x"], Float[Tensor, "b t e y x"] | None]:
         """Encode what a policy sees first: its latent and, where the network wants one, a window's condition."""
         frames = frames.to(self.device)
-        condition = self.encode_condition(frames, num_frames) if self.has_condition else None
+        condition = self.encode_condition(frames, num_frames) if self.condition != "none" else None
         return self.video.encode(frames[:, None]), condition
 
     def encode_condition(self, first: UInt8[Tensor, "b h w 3"], num_frames: int) -> Float[Tensor, "b t e y x"]:
-        """Return [mask | latents of the first frame followed by mid-grey], mid-grey being 0 in -1..1 (spec 1.8)."""
-        video = torch.zeros(len(first), num_frames, *first.shape[1:], device=self.device)
-        video[:, 0] = first.float() / 127.5 - 1
+        """Return [mask | latents of the first frame followed by mid-grey, 0 in -1..1 (spec 1.8), or by itself]."""
+        video = (first.float() / 127.5 - 1)[:, None].repeat(1, num_frames, 1, 1, 1)
+        if self.condition == "grey":
+            video[:, 1:] = 0
         latents = self.video.encode_video(video)
         mask = torch.zeros_like(latents[:, :, :1]).repeat(1, 1, MASK_CHANNELS, 1, 1)
         mask[:, 0] = 1

@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from wamlab.errors import check_range
+
 MAX_CACHED = 4096  # instructions
 
 
@@ -22,7 +24,10 @@ class HashTextConfig:
     """Width of a word's vector and number of words kept."""
 
     dim: int = 64
-    max_tokens: int = 16
+    max_tokens: int = 24  # the longest tabletop instruction has 22 words
+
+    def __post_init__(self) -> None:
+        check_range("text", self, 1, 65536, "dim", "max_tokens")
 
 
 class HashTextEncoder:

@@ -79,7 +79,9 @@ class DctCodec:
         first_stats = torch.stack([stats[i] if static else next(finer) for i, static in enumerate(is_static)])
         typical = stats[:, 1].mean()
         self._first = _Projection(basis_of(first, 1, config.spatial_stride), gain, first_stats, typical, device)
-        self._later = _Projection(basis_of(later, GROUP, config.spatial_stride), torch.ones_like(gain), stats, typical, device)
+        self._later = _Projection(
+            basis_of(later, GROUP, config.spatial_stride), torch.ones_like(gain), stats, typical, device
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -141,9 +143,7 @@ class _Projection:
     itself: sampled video then came out 4 dB worse than repeating the last frame.
     """
 
-    def __init__(
-        self, basis: Tensor, gain: Tensor, stats: Tensor, typical: Tensor, device: torch.device | str
-    ) -> None:
+    def __init__(self, basis: Tensor, gain: Tensor, stats: Tensor, typical: Tensor, device: torch.device | str) -> None:
         mean, std = stats.unbind(1)
         scale = (std * typical).sqrt()
         self.analysis = (basis * gain / scale).float().to(device)

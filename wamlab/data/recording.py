@@ -24,6 +24,7 @@ from wamlab.errors import InputError
 
 LAYOUTS = {"v2.1": layout_v2, "v3.0": layout_v3}
 MB = 2**20
+MIN_FREE_BYTES = 8 * MB  # on a disk without room for one file libav 8 crashes the process while closing it
 
 
 def layout_of(version: str) -> ModuleType:
@@ -43,6 +44,8 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise InputError(f"{target} exists already; choose another folder or remove it first")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        if (free := shutil.disk_usage(target.parent).free) < MIN_FREE_BYTES:
+            raise InputError(f"only {free / 2**20:.1f} MiB are free for {target}: free space or choose another disk")
         partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
     except OSError as error:
         raise InputError(f"cannot write into {target.parent}: {error.strerror}") from error
@@ -50,8 +53,10 @@ def new_folder(target: Path) -> Iterator[Path]:
         yield partial
         partial.chmod(0o777 & ~_umask())  # mkdtemp makes it private
         partial.rename(target)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise InputError(f"cannot write {target}: {error.strerror or error}; nothing was left behind") from error
         raise
 
 

@@ -229,13 +229,18 @@ def _fill(folder: Path, document: Record) -> None:
     write_json(folder / "status.json", status | {"ended": None, "error": None, "num_resumes": 0})
 
 
-def _resume(root: Path, name: str, document: Record) -> Run:
+def newest_run(root: str | Path, name: str) -> Run:
+    """Open the newest run that ``create_run(root, name, ...)`` made, or the one whose whole folder name is given."""
     pattern = re.compile(rf"\d{{4}}-\d\d-\d\d-{re.escape(slug_of(name))}-\d{{6}}")
-    known = run_folders(root)
+    known = run_folders(Path(root))
     found = [folder for folder in known if folder.name == name or pattern.fullmatch(folder.name)]
     if not found:
         raise InputError(f"no run named {name!r} in {root} to go on with: {nearest(name, known)}")
-    folder = found[-1]
+    return Run(found[-1])
+
+
+def _resume(root: Path, name: str, document: Record) -> Run:
+    folder = newest_run(root, name).folder
     take_lock(folder / "lock")
     try:
         for file_name in LINE_FILES:
@@ -266,23 +271,26 @@ def open_run(path: str | Path) -> Run:
 
 def list_runs(root: str | Path) -> Table:
     """Return one row a run, oldest first: name, state, step, losses, error of its newest evaluation."""
-    rows = []
-    for folder in run_folders(Path(root)):
-        run = Run(folder)
-        last = read_last(folder / "metrics.jsonl") or {}
-        evaluation = read_last(folder / "evaluations.jsonl") or {}
-        rows.append(
-            {
-                "run": run.name,
-                "state": run.state,
-                "step": last.get("step"),
-                "loss": last.get("loss"),
-                "held-out loss": evaluation.get("held_out_loss"),
-                "action error": evaluation.get("action_error"),
-                "video PSNR dB": evaluation.get("video_psnr_db"),
-            }
-        )
-    return Table(rows)
+    return Table([_row(Run(folder)) for folder in run_folders(Path(root))])
+
+
+def _row(run: Run) -> Record:
+    """Describe a run in one row; a damaged folder says so and hides no other."""
+    try:
+        state = run.state
+        last = read_last(run.folder / "metrics.jsonl") or {}
+        evaluation = read_last(run.folder / "evaluations.jsonl") or {}
+    except (InputError, KeyError, TypeError):
+        return {"run": run.name, "state": "damaged"}
+    return {
+        "run": run.name,
+        "state": state,
+        "step": last.get("step"),
+        "loss": last.get("loss"),
+        "held-out loss": evaluation.get("held_out_loss"),
+        "action error": evaluation.get("action_error"),
+        "video PSNR dB": evaluation.get("video_psnr_db"),
+    }
 
 
 def find_run(root: str | Path, text: str = "") -> Run:

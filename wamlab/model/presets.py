@@ -9,7 +9,7 @@ from wamlab.model.wam import WAMConfig
 
 
 def tiny(**changes: Any) -> WAMConfig:
-    """Return about 1.3 M parameters for the embedded codec and text encoder; any field can be changed."""
+    """Return about 1.4 M parameters for the embedded codec and text encoder; any field can be changed."""
     config = WAMConfig(
         dim=128,
         layers=4,
@@ -17,7 +17,7 @@ def tiny(**changes: Any) -> WAMConfig:
         ffn_dim=512,
         latent_channels=48,
         text_dim=64,
-        text_len=16,
+        text_len=24,
         freq_dim=64,
         latents_per_block=2,
         actions_per_block=8,

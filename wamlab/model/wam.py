@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wamlab.errors import InputError
+from wamlab.errors import InputError, check_range
 from wamlab.model.attention import Layout, axis_angles, rotation_of, video_angles
 from wamlab.model.block import Block, RmsNorm, Runs
 from wamlab.model.kv_cache import History
@@ -63,9 +63,17 @@ class WAMConfig:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        positive = [name for name, value in vars(self).items() if isinstance(value, int | float) and value < 0]
-        if positive or min(self.dim, self.layers, self.heads, self.latents_per_block, self.max_blocks) < 1:
-            raise InputError(f"model sizes must be positive, got {self}")
+        sizes = (
+            "dim", "layers", "heads", "ffn_dim", "latent_channels", "text_dim", "text_len", "image_dim", "mlp_dim",
+            "latents_per_block", "actions_per_block", "max_blocks", "max_action_dim", "max_state_dim", "num_categories",
+        )  # fmt: skip
+        for name in sizes:
+            check_range("model", self, 1, math.inf, name)
+        check_range("model", self, 2, math.inf, "freq_dim")
+        check_range("model", self, 1, 1, "states_per_block")
+        check_range("model", self, 0, 1e6, "position_scale", "eps")
+        if self.freq_dim % 2:
+            raise InputError(f"model.freq_dim is {self.freq_dim}: give an even number")
         if self.dim % self.heads or (self.dim // self.heads) % 2:
             raise InputError(
                 f"model.dim {self.dim} split over model.heads {self.heads} must give whole, even heads: change either"
@@ -114,7 +122,10 @@ class WorldActionModel(nn.Module):
     def init_weights(self) -> None:
         """Initialise for training from scratch; also after ``to_empty`` of a network made on the meta device.
 
-        The last map of the video head is zero, so training starts from the loss of predicting no velocity.
+        The last maps of both heads are zero, so training starts from the loss of predicting no velocity.
+        The reference draws text, time, state and action maps with a spread of 0.02, which is about
+        1 / sqrt(inputs) at its widths; here spreads follow the number of inputs, so that small networks hear their actions
+        and their text from the first step (0.02 at width 128 cost 700 steps to learn to copy an action).
         Gates start at one, so that the residual stream is open for the few thousand steps of a small run.
         """
         for module in self.modules():
@@ -123,16 +134,13 @@ class WorldActionModel(nn.Module):
                 assert module.bias is not None
                 nn.init.zeros_(module.bias)
             elif isinstance(module, CategoryLinear):
-                nn.init.normal_(module.W, std=0.02)
+                nn.init.normal_(module.W, std=module.W.shape[1] ** -0.5)
                 nn.init.zeros_(module.b)
             elif isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
             elif isinstance(module, RmsNorm):
                 nn.init.ones_(module.weight)
-        for part in (self.text_embedding, self.time_embedding):
-            for name, parameter in part.named_parameters():
-                if name.endswith("weight"):
-                    nn.init.normal_(parameter, std=0.02)
+        nn.init.zeros_(self.action_decoder.layer2.W)
         for block in self.layers:
             nn.init.normal_(block.modulation, std=self.config.dim**-0.5)
             block.modulation[:, [2, 5]] += 1
@@ -246,7 +254,12 @@ class WorldActionModel(nn.Module):
                 f"the batch {'lacks' if condition is None else 'must not have'} condition latents"
             )
         joined = latents if condition is None else torch.cat([latents, condition], dim=2)
-        return F.linear(patches(joined, PATCH_PX), self.patch_embedding.weight.flatten(1), self.patch_embedding.bias)
+        tokens = F.linear(patches(joined, PATCH_PX), self.patch_embedding.weight.flatten(1), self.patch_embedding.bias)
+        if self.config.position_scale:
+            height, width = (length // PATCH_PX for length in latents.shape[-2:])
+            code = place_code(height, width, self.config.dim, tokens.device)
+            tokens = tokens + (self.config.position_scale * code).type_as(tokens)
+        return tokens
 
     def _context(self, text: Tensor, image: Tensor | None) -> tuple[Tensor, Tensor | None]:
         missing = self.config.text_len - text.shape[1]
@@ -279,13 +292,11 @@ def place_code(height: int, width: int, dim: int, device: torch.device) -> Tenso
     The rotary angles tell patches apart only relative to one another, so that a network must learn absolute places
     before it can name one to its action tokens; published weights have learnt it, a run of minutes has no time to.
     """
-    num_rates = -(-dim // 4)
-    rates = torch.pi * 1.5 ** torch.arange(num_rates, device=device).remainder(8)
-    row, column = torch.meshgrid(
-        *((torch.arange(n, device=device) + 0.5) / n for n in (height, width)), indexing="ij"
-    )
-    angles = torch.stack([row, column], dim=-1).flatten(0, 1)[..., None] * rates
-    with torch.inference_mode(False):
+    with torch.inference_mode(False):  # cached, as the rotations are
+        rates = torch.pi * 1.5 ** torch.arange(-(-dim // 4), device=device).remainder(8)
+        places = [(torch.arange(n, device=device) + 0.5) / n for n in (height, width)]
+        row_and_column = torch.stack(torch.meshgrid(*places, indexing="ij"), dim=-1).flatten(0, 1)
+        angles = row_and_column[..., None] * rates
         return torch.cat([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim]
 
 

@@ -16,6 +16,7 @@ from wamlab.data.clips import ClipReader, split_episodes
 from wamlab.data.lerobot import RobotDataset, open_dataset
 from wamlab.data.loader import load_clips
 from wamlab.data.robot import check_robot
+from wamlab.errors import InputError
 from wamlab.model.wam import WorldActionModel
 from wamlab.recipes.config import Recipe
 from wamlab.speed.clock import Clock
@@ -27,7 +28,15 @@ def choose_device(name: str) -> torch.device:
     """Return the device a recipe names; "auto" takes CUDA if there is any."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f'there is no device "{name}": give auto, cpu or cuda') from None
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f'training on "{name}" is not supported: give auto, cpu or cuda')
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f'this machine has {torch.cuda.device_count()} CUDA devices, so none is "{name}": give cpu')
+    return device
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,7 @@ class Workbench:
     @cached_property
     def readers(self) -> tuple[ClipReader, ClipReader]:
         """Return readers of the training episodes and of the held-out ones."""
-        recipe = self.recipe
+        recipe, _ = self.recipe, self.device  # a wrong device shows before any data is read
         train, held_out = split_episodes(self.dataset, recipe.data.held_out_fraction, recipe.train.seed)
         if not held_out:
             warnings.warn("no episode is held out: evaluations measure the training episodes", stacklevel=2)
@@ -69,10 +78,10 @@ class Workbench:
     @cached_property
     def encoder(self) -> ClipEncoder:
         return ClipEncoder(
-            DctCodec(self.recipe.video),
+            DctCodec(self.recipe.video, self.device),
             HashTextEncoder(self.recipe.text),
             device=self.device,
-            has_condition=self.recipe.model.has_condition,
+            condition=self.recipe.condition,
         )
 
     @cached_property

@@ -26,7 +26,7 @@ def run_demo(
     runs: Path = Path("runs"),
     *,
     num_steps: int | None = None,
-    num_episodes: int = 400,
+    num_episodes: int = 1600,
     num_played: int = 100,
 ) -> Run:
     """Record experts, train ``tiny`` on them, play its policy; return the finished run."""

@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 
 from wamlab.checkpoint import load_checkpoint, newest_checkpoint, write_checkpoint
+from wamlab.errors import InputError
 from wamlab.flow import flow_loss
 from wamlab.lab.plots import strip_png
-from wamlab.lab.records import write_json
-from wamlab.lab.run import Run, create_run, read_evaluations, read_metrics
+from wamlab.lab.records import plain, write_json
+from wamlab.lab.report import flattened
+from wamlab.lab.run import Run, create_run, newest_run, read_evaluations, read_metrics
 from wamlab.recipes.build import Workbench
+from wamlab.recipes.config import Recipe
 from wamlab.recipes.evaluate import Evaluation, HeldOut, evaluate, read_held_out
 from wamlab.speed.clock import Clock
 from wamlab.train import Ema, adamw, train
@@ -29,15 +32,39 @@ NUM_PICTURED = 3  # held-out clips shown in a run's pictures
 
 def start_run(bench: Workbench, root: Path | str = "runs", *, is_resumed: bool = False) -> Run:
     """Make the run folder of a recipe, or take up its newest one; wrong input is found before anything is written."""
-    reader = bench.readers[0]
+    reader, evaluated = bench.readers
+    reader.read(0, seed=0)  # a video that cannot be read shows now
+    evaluated.read(0, seed=0)
     fingerprints = {
         "clips": reader.fingerprint(),
         "video codec": bench.encoder.video.fingerprint,
         "text encoder": bench.encoder.text.fingerprint,
     }
+    if is_resumed:
+        check_resume(newest_run(root, bench.recipe.name), bench.recipe, fingerprints)
     run = create_run(root, bench.recipe.name, bench.recipe, fingerprints=fingerprints, is_resumed=is_resumed)
     write_json(run.folder / NORMALIZERS, reader.normalizers.to_dict())
     return run
+
+
+FREE_ON_RESUME = ("data.", "evaluation.", "checkpoint_every", "device", "train.num_steps", "train.num_micro_batches")
+
+
+def check_resume(run: Run, recipe: Recipe, fingerprints: dict[str, str]) -> None:
+    """Refuse to go on with a run under another recipe or on other data, naming what differs."""
+    old, new = flattened(run.config), flattened(plain(asdict(recipe)))
+    changed = [name for name in new if old.get(name) != new[name] and not name.startswith(FREE_ON_RESUME)]
+    if changed:
+        listed = ", ".join(f"{name} (was {old.get(name)}, now {new[name]})" for name in changed)
+        raise InputError(f"{run.folder} was trained with another recipe: {listed}; give the old values, or start anew")
+    known = run.environment["fingerprints"]
+    if other := [name for name in fingerprints if known.get(name) != fingerprints[name]]:
+        raise InputError(
+            f"{run.folder} was trained on other input ({', '.join(other)}): give the old dataset, or start anew"
+        )
+    num_done = int(newest_checkpoint(run.checkpoints).name.removeprefix("step_"))
+    if num_done >= recipe.train.num_steps:
+        raise InputError(f"{run.folder} has {num_done} steps: give train.num_steps above that to go on")
 
 
 def fit(bench: Workbench, run: Run, *, is_resumed: bool = False) -> Generator[StepRecord, None, None]:
