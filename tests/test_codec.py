@@ -198,6 +198,17 @@ def test_the_embedded_encoders_fit_their_seams() -> None:
     assert isinstance(ClipEncoder(DctCodec(), HashTextEncoder()), Encode)
 
 
+def test_every_tabletop_instruction_fits() -> None:
+    for episode in play_episodes(("reach", "push", "pick_place", "stack"), 24, seed=1, size=32):
+        assert len(split_words(episode.instruction)) <= HashTextConfig().max_tokens
+
+
+def test_encoders_compute_on_the_device_they_are_given() -> None:
+    encoder = ClipEncoder(DctCodec(DctConfig(), "meta"), HashTextEncoder(), device="meta")
+    latents, _ = encoder.encode_first(noise_clips(1)[:, 0], 1)
+    assert latents.device.type == "meta"
+
+
 def test_fingerprints_tell_codecs_apart() -> None:
     assert DctCodec().fingerprint == DctCodec().fingerprint
     assert DctCodec().fingerprint != DctCodec(DctConfig(channels=32)).fingerprint

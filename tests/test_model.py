@@ -310,6 +310,15 @@ def test_patches_follow_the_convolution_and_unpatch_reverses_the_heads_order() -
     assert torch.equal(unpatch(channel_last, 2, 3), latents[..., :4, :])
 
 
+@torch.no_grad()
+def test_a_place_code_tells_equal_patches_apart() -> None:
+    latents = torch.ones(1, 1, 4, 4, 6)
+    plain = WorldActionModel(GOLDEN_CONFIG)._video_tokens(latents, None)
+    coded = WorldActionModel(replace(GOLDEN_CONFIG, position_scale=1.0))._video_tokens(latents, None)
+    assert torch.allclose(plain, plain[:, :, :1].expand_as(plain))
+    assert torch.pdist(coded[0, 0]).min() > 1
+
+
 def test_impossible_sizes_are_refused() -> None:
     with pytest.raises(InputError, match="whole, even heads"):
         presets.tiny(dim=100, heads=3)

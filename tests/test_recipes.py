@@ -76,7 +76,7 @@ def test_a_run_folder_tells_the_whole_story(run: Run) -> None:
 
 def test_a_recipe_is_rebuilt_from_its_run(run: Run, dataset: Path) -> None:
     assert recipe_from_dict(run.config) == small(dataset)
-    with pytest.raises(InputError, match="unknown fields colour"):
+    with pytest.raises(InputError, match="differ in the fields colour"):
         recipe_from_dict(run.config | {"colour": 1})
 
 
@@ -91,7 +91,7 @@ def test_an_interrupted_run_continues_bit_for_bit(run: Run, dataset: Path, tmp_p
     assert open_run(stopped.folder).state == "stopped"
     bench = Workbench(recipe)
     with start_run(bench, tmp_path / "runs", is_resumed=True) as resumed:
-        steps = [record.step for record in fit(bench, resumed, is_resumed=True)]
+        steps = [record.step for record in fit(bench, resumed)]
     assert steps == [5, 6]
 
     def story(of: Run) -> list[tuple[float, float]]:

@@ -7,7 +7,6 @@ average), ``optimizer.pt`` (loaded with ``weights_only=True``) and ``state.json`
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from pickle import UnpicklingError
@@ -28,7 +27,9 @@ def write_checkpoint(
 ) -> Path:
     """Write the checkpoint of a step below ``folder``, then remove all but the newest ``num_kept``."""
     target = folder / f"step_{step:08d}"
-    partial = folder / f".{target.name}.{os.getpid()}.partial"
+    partial, replaced = folder / f".{target.name}.partial", folder / f".{target.name}.replaced"
+    for leftover in folder.glob(".step_*"):  # of a process that was killed in here
+        shutil.rmtree(leftover)
     partial.mkdir(parents=True)
     try:
         save_file(
@@ -43,8 +44,9 @@ def write_checkpoint(
         )
         (partial / "state.json").write_text(json.dumps({"step": step, "has_ema": ema is not None}))
         if target.exists():
-            shutil.rmtree(target)
+            target.rename(replaced)
         partial.rename(target)
+        shutil.rmtree(replaced, ignore_errors=True)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError | SafetensorError | RuntimeError):

@@ -96,7 +96,7 @@ def train_recipe(recipe: Any, runs: Path, *, is_resumed: bool) -> None:
     with start_run(bench, runs, is_resumed=is_resumed) as run:
         print(f"run folder: {run.folder}")
         with tqdm(total=recipe.train.num_steps, unit="step") as bar:
-            for record in fit(bench, run, is_resumed=is_resumed):
+            for record in fit(bench, run):
                 bar.update(record.step - bar.n)
                 bar.set_postfix(loss=f"{record.loss:.3f}", samples_per_s=f"{record.samples_per_s:.0f}")
         run.finish(summary=summarize(run))
@@ -151,7 +151,7 @@ def play(
     from wamlab.lab.run import find_run
     from wamlab.recipes.policy import load_policy, play_tabletop
 
-    check_numbers(1, episodes=episodes, sampler_steps=sampler_steps or 1)
+    check_numbers(1, episodes=episodes, sampler_steps=1 if sampler_steps is None else sampler_steps)
     check_numbers(0, seed=seed)
     policy = load_policy(find_run(root, name), num_sampler_steps=sampler_steps)
     success = play_tabletop(policy, family, range(seed, seed + episodes))
@@ -179,7 +179,7 @@ def demo(
     run_demo(data, runs, num_steps=steps, num_episodes=episodes, num_played=play)
 
 
-def check_numbers(least: float, **numbers: float) -> None:
+def check_numbers(least: int | float, **numbers: int | float) -> None:
     """Refuse the first option below ``least`` or not finite."""
     for name, number in numbers.items():
         if not least <= number < float("inf"):
@@ -194,11 +194,12 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "play": play,
     "demo": demo,
 }
-USAGE = """usage: wamlab COMMAND [OPTIONS]; each command explains itself with --help
+USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --help after its name
 
   data make [ROOT]            make a LeRobot dataset of scripted tabletop episodes
   data import-videos ROOT     wrap video files as a video-only LeRobot dataset
   train RECIPE                train a recipe; any of its fields can be changed, e.g. --model.layers 6
+                              (`wamlab train RECIPE --help` lists them)
   runs                        list the runs
   show [RUN]                  print a run's key figures and write its report
   play [RUN]                  play a run's policy on the tabletop

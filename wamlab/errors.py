@@ -5,7 +5,7 @@ class InputError(ValueError):
     """A user's input is wrong; the message is one sentence that says what, where and what to do."""
 
 
-def check_range(owner: str, config: object, least: float, most: float, *names: str) -> None:
+def check_range(owner: str, config: object, least: int | float, most: int | float, *names: str) -> None:
     """Raise InputError naming the first of a config's numbers that is not a number from ``least`` to ``most``."""
     for name in names:
         value = getattr(config, name)

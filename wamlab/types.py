@@ -159,7 +159,7 @@ class StepRecord:
     num_samples: int
     step_s: float  # wall time of the whole step
     split_s: Mapping[str, float]  # wall time of its parts: data, encode, forward, backward, optimizer
-    memory_gib: float  # peak device memory, or resident memory on a CPU
+    memory_gib: float  # peak device memory, or peak resident memory on a CPU
 
     @property
     def samples_per_s(self) -> float:

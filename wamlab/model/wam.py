@@ -6,7 +6,6 @@ Parameter names and shapes are those of the published DreamZero and Wan checkpoi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
@@ -65,10 +64,10 @@ class WAMConfig:
     def __post_init__(self) -> None:
         sizes = (
             "dim", "layers", "heads", "ffn_dim", "latent_channels", "text_dim", "text_len", "image_dim", "mlp_dim",
-            "latents_per_block", "actions_per_block", "max_blocks", "max_action_dim", "max_state_dim", "num_categories",
+            "latents_per_block", "actions_per_block", "max_blocks", "max_action_dim", "max_state_dim",
+            "num_categories",
         )  # fmt: skip
-        for name in sizes:
-            check_range("model", self, 1, math.inf, name)
+        check_range("model", self, 1, math.inf, *sizes)
         check_range("model", self, 2, math.inf, "freq_dim")
         check_range("model", self, 1, 1, "states_per_block")
         check_range("model", self, 0, 1e6, "position_scale", "eps")
@@ -114,9 +113,9 @@ class WorldActionModel(nn.Module):
         self.init_weights()
 
     @property
-    def layers(self) -> Sequence[Block]:
+    def layers(self) -> list[Block]:
         """Return the blocks, typed."""
-        return cast(Sequence[Block], self.blocks)
+        return cast(list[Block], list(self.blocks))
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -124,8 +123,8 @@ class WorldActionModel(nn.Module):
 
         The last maps of both heads are zero, so training starts from the loss of predicting no velocity.
         The reference draws text, time, state and action maps with a spread of 0.02, which is about
-        1 / sqrt(inputs) at its widths; here spreads follow the number of inputs, so that small networks hear their actions
-        and their text from the first step (0.02 at width 128 cost 700 steps to learn to copy an action).
+        1 / sqrt(inputs) at its widths; here spreads follow the number of inputs, so that small networks hear their
+        actions and their text from the first step (0.02 at width 128 cost 700 steps to learn to copy an action).
         Gates start at one, so that the residual stream is open for the few thousand steps of a small run.
         """
         for module in self.modules():

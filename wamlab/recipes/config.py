@@ -92,8 +92,8 @@ class Recipe:
         for name in ("canvas_height_px", "canvas_width_px"):
             if getattr(robot, name) % patch_px:
                 raise InputError(
-                    f"recipe {self.name}: robot.{name} is {getattr(robot, name)}, not a multiple of a patch's {patch_px} px: "
-                    "change robot.view_height_px or robot.view_width_px"
+                    f"recipe {self.name}: robot.{name} is {getattr(robot, name)}, not a multiple of a patch's "
+                    f"{patch_px} px: change robot.view_height_px or robot.view_width_px"
                 )
 
 
@@ -182,9 +182,10 @@ def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:
 def _filled(default: Any, values: Mapping[str, Any], where: str) -> Any:
     """Replace a dataclass's fields by those of a mapping, keeping each field's type."""
     known = {f.name for f in fields(default)}
-    unknown = sorted(values.keys() - known)
-    if unknown:
-        raise InputError(f"{where} has unknown fields {', '.join(unknown)}: it was written by another version")
+    if odd := sorted(values.keys() ^ known):
+        raise InputError(
+            f"{where} and this version differ in the fields {', '.join(odd)}: use the version that wrote it"
+        )
     return replace(default, **{k: _typed(getattr(default, k), v, f"{where}.{k}") for k, v in values.items()})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from wamlab.checkpoint import load_checkpoint, newest_checkpoint, write_checkpoint
+from wamlab.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, write_checkpoint
 from wamlab.errors import InputError
 from wamlab.flow import flow_loss
 from wamlab.lab.plots import strip_png
@@ -67,16 +67,16 @@ def check_resume(run: Run, recipe: Recipe, fingerprints: dict[str, str]) -> None
         raise InputError(f"{run.folder} has {num_done} steps: give train.num_steps above that to go on")
 
 
-def fit(bench: Workbench, run: Run, *, is_resumed: bool = False) -> Generator[StepRecord, None, None]:
+def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
     """Train, log, evaluate and checkpoint into ``run``; yield each step's record as it happens.
 
-    A resumed run continues bit for bit from its newest checkpoint.
+    A run with a checkpoint continues from its newest one, with the same settings bit for bit.
     """
     recipe = bench.recipe
     optimizer = adamw(bench.net, recipe.train)
     ema = Ema(bench.net, recipe.train.ema_decay) if recipe.train.ema_decay else None
     first_step = 0
-    if is_resumed:
+    if list_checkpoints(run.checkpoints):
         first_step = load_checkpoint(newest_checkpoint(run.checkpoints), bench.net, optimizer, ema)
         run.truncate_metrics(first_step)
     held_out = read_held_out(bench)

@@ -15,4 +15,4 @@ class TrainOrder:
 
     recipe: Annotated[Recipe, arg(name="")]
     runs: Path = Path("runs")  # folder of the runs
-    resume: bool = False  # go on with the newest run of this recipe, bit for bit
+    resume: bool = False  # go on with the newest run of this recipe; with the same settings bit for bit

@@ -34,7 +34,9 @@ class WamPolicy:
     ) -> None:
         self.bench, self.normalizers = bench, normalizers
         self.seed = seed
-        self.num_sampler_steps = num_sampler_steps or bench.recipe.evaluation.num_sampler_steps
+        self.num_sampler_steps = num_sampler_steps
+        if num_sampler_steps is None:
+            self.num_sampler_steps = bench.recipe.evaluation.num_sampler_steps
         self.num_calls = 0
         robot = bench.recipe.robot
         _, *self._latent_shape = bench.encoder.video.latent_shape(1, robot.canvas_height_px, robot.canvas_width_px)
@@ -54,9 +56,9 @@ class WamPolicy:
             (recipe.model.actions_per_block, recipe.model.max_action_dim),
             generator,
         )
+        num_frames = 1 + recipe.window.frames_per_block
+        latents, condition = bench.encoder.encode_first(canvas, num_frames)
         with autocast(bench.device, has_bf16=recipe.train.has_bf16):
-            num_frames = 1 + recipe.window.frames_per_block
-            latents, condition = bench.encoder.encode_first(canvas, num_frames)
             history = bench.net.start(bench.encoder.encode_text(instructions))
             history = bench.net.observe(history, latents, None if condition is None else condition[:, :1])
             _, actions = sample_block(

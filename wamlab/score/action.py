@@ -13,7 +13,7 @@ class ActionErrors:
     """Mean absolute errors of a prediction and of two trivial ones, in normalised units (range -1..1)."""
 
     model: float
-    mean: float  # always predict the dataset's mean action
+    mean: float  # always predict the mean action of the very samples compared: the hardest constant
     zero: float  # always predict the middle of the range
     by_tick: list[float]  # the model's, by the action's place in its chunk
     by_joint: list[float]  # the model's, by action dimension; nan where no robot has that joint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,8 @@ class Clock:
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.has_events = torch.device(device).type == "cuda"
+        self.device = torch.device(device)
+        self.has_events = self.device.type == "cuda"
         self._seconds: dict[str, float] = {}
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
@@ -32,9 +34,9 @@ class Clock:
         """Time the body of a ``with`` statement as one part."""
         if self.has_events:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
+            start.record(torch.cuda.current_stream(self.device))
             yield
-            end.record()
+            end.record(torch.cuda.current_stream(self.device))
             self._events.append((part, start, end))
         else:
             start_s = time.perf_counter()
@@ -68,7 +70,7 @@ class Clock:
     def take(self) -> dict[str, float]:
         """Return seconds by part since the last call, and start anew."""
         if self._events:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.device)
         for part, start, end in self._events:
             self.add(part, start.elapsed_time(end) / 1000)
         seconds, self._seconds, self._events = self._seconds, {}, []
@@ -76,7 +78,8 @@ class Clock:
 
 
 def measure_memory_gib(device: torch.device | str = "cpu") -> float:
-    """Return the peak memory so far: allocated on a CUDA device, else resident in this process."""
+    """Return the peak memory so far: allocated on a CUDA device, else the peak resident size of this process."""
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts KiB
+    unit = 2**30 if sys.platform == "darwin" else 2**20  # Linux counts KiB, macOS bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
