@@ -347,7 +347,7 @@ def test_the_command_makes_data_and_refuses_to_overwrite_it(tmp_path: Path, caps
     assert json.loads((root / "meta" / "info.json").read_text())["codebase_version"] == "v2.1"
     capsys.readouterr()
     assert "exists" in refused(capsys, *words)
-    assert "at least one" in refused(capsys, "data", "make", tmp_path / "none", "--episodes", "0")
+    assert "at least 1" in refused(capsys, "data", "make", tmp_path / "none", "--episodes", "0")
     assert not (tmp_path / "none").exists()
 
 

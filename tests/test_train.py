@@ -164,7 +164,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
     net, optimizer, _ = start()
     net.register_buffer("odd", torch.zeros(2).to_sparse())  # safetensors cannot store it
-    with pytest.raises(RuntimeError):
+    with pytest.raises(InputError, match="checkpoint of step 1 cannot be written"):
         write_checkpoint(tmp_path, 1, net, optimizer, None)
     assert not list(tmp_path.iterdir())
 

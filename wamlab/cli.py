@@ -41,9 +41,8 @@ def make_data(
         tail_ticks: ticks of holding still recorded after success
         seed: of all episodes
     """
-    from tqdm.auto import tqdm
-
     from wamlab.data.write import write_dataset
+    from wamlab.recipes.demo import with_bar
     from wamlab.sim.experts import Style, play_episodes
 
     check_numbers(1, episodes=episodes)
@@ -52,8 +51,8 @@ def make_data(
         raise InputError(f"--failure-share is {failure_share}: give a share from 0 to 1")
     style = Style(noise=noise, tail_ticks=tail_ticks)
     played = play_episodes(families, episodes, seed, style=style, failure_share=failure_share, size=size_px)
-    bar = tqdm(played, total=episodes, desc="episodes", unit="")
-    print(f"wrote {write_dataset(bar, root, version=version, robot_type='tabletop')}")
+    shown = with_bar(played, episodes)
+    print(f"wrote {write_dataset(shown, root, version=version, robot_type='tabletop')}")
 
 
 def import_video_files(

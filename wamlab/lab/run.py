@@ -282,15 +282,9 @@ def _row(run: Run) -> Record:
         evaluation = read_last(run.folder / "evaluations.jsonl") or {}
     except (InputError, KeyError, TypeError):
         return {"run": run.name, "state": "damaged"}
-    return {
-        "run": run.name,
-        "state": state,
-        "step": last.get("step"),
-        "loss": last.get("loss"),
-        "held-out loss": evaluation.get("held_out_loss"),
-        "action error": evaluation.get("action_error"),
-        "video PSNR dB": evaluation.get("video_psnr_db"),
-    }
+    row = {"run": run.name, "state": state, "step": last.get("step"), "loss": last.get("loss")}
+    shown = {"held-out loss": "held_out_loss", "action error": "action_error", "video PSNR dB": "video_psnr_db"}
+    return row | {title: evaluation.get(name) for title, name in shown.items()}
 
 
 def find_run(root: str | Path, text: str = "") -> Run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,14 @@ from wamlab.recipes.config import tiny
 from wamlab.recipes.fit import fit, start_run, summarize
 from wamlab.recipes.policy import load_policy, play_tabletop
 from wamlab.sim.experts import play_episodes
+from wamlab.types import Episode
 
 PLAY_SEED = 1_000_000  # recordings use the seeds from 0 up
+
+
+def with_bar(episodes: Iterable[Episode], total: int) -> Iterator[Episode]:
+    """Yield the episodes under a progress bar that appears with the first one."""
+    yield from tqdm(episodes, total=total, desc="recording episodes", unit="")
 
 
 def run_demo(
@@ -38,7 +45,7 @@ def run_demo(
     if not data.exists():
         size = (recipe.robot.view_height_px, recipe.robot.view_width_px)
         played = play_episodes(("reach",), num_episodes, seed=0, size=size)
-        write_dataset(tqdm(played, total=num_episodes, desc="recording episodes", unit=""), data, robot_type="tabletop")
+        write_dataset(with_bar(played, num_episodes), data, robot_type="tabletop")
     print(f"dataset: {data}")
     bench = Workbench(recipe)
     with start_run(bench, runs) as run:

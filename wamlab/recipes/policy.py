@@ -34,9 +34,8 @@ class WamPolicy:
     ) -> None:
         self.bench, self.normalizers = bench, normalizers
         self.seed = seed
-        self.num_sampler_steps = num_sampler_steps
-        if num_sampler_steps is None:
-            self.num_sampler_steps = bench.recipe.evaluation.num_sampler_steps
+        default = bench.recipe.evaluation.num_sampler_steps
+        self.num_sampler_steps = default if num_sampler_steps is None else num_sampler_steps
         self.num_calls = 0
         robot = bench.recipe.robot
         _, *self._latent_shape = bench.encoder.video.latent_shape(1, robot.canvas_height_px, robot.canvas_width_px)

@@ -165,8 +165,8 @@ class TabletopVector(gymnasium.vector.VectorEnv[dict[str, Any], np.ndarray, np.n
 
     @property
     def instructions(self) -> list[str]:
-        """What each table is asked for."""
-        return [scene.instruction for scene in self._placed().scenes]
+        """What each table is asked for; empty before the first reset."""
+        return [scene.instruction for scene in self.tables.scenes] if self.tables else [""] * self.num_envs
 
     @property
     def scenes(self) -> list[Scene]:
@@ -174,14 +174,15 @@ class TabletopVector(gymnasium.vector.VectorEnv[dict[str, Any], np.ndarray, np.n
 
     @property
     def is_done(self) -> np.ndarray:
-        """Tables whose episode has ended, [N]."""
-        tables = self._placed()
-        return tables.is_terminated | tables.is_truncated
+        """Tables whose episode has ended or not begun, [N]."""
+        if self.tables is None:
+            return np.ones(self.num_envs, dtype=bool)
+        return self.tables.is_terminated | self.tables.is_truncated
 
     @property
     def is_success(self) -> np.ndarray:
         """Tables whose episode has succeeded, [N]."""
-        return self._placed().state.is_success.copy()
+        return np.zeros(self.num_envs, dtype=bool) if self.tables is None else self.tables.state.is_success.copy()
 
     def snapshot(self, row: int) -> dict[str, Any]:
         """Return all that one table's future depends on, as plain JSON values."""
