@@ -84,20 +84,14 @@ def import_video_files(
 
 def train_recipe(recipe: Any, runs: Path, *, is_resumed: bool) -> None:
     """Train a recipe with a progress bar, then print what it learnt."""
-    from tqdm.auto import tqdm
-
     from wamlab.lab.report import summary_table, write_report
     from wamlab.lab.run import open_run
     from wamlab.recipes.build import Workbench
-    from wamlab.recipes.fit import fit, start_run, summarize
+    from wamlab.recipes.fit import fit_with_bar, start_run, summarize
 
     bench = Workbench(recipe)
     with start_run(bench, runs, is_resumed=is_resumed) as run:
-        print(f"run folder: {run.folder}")
-        with tqdm(total=recipe.train.num_steps, unit="step") as bar:
-            for record in fit(bench, run):
-                bar.update(record.step - bar.n)
-                bar.set_postfix(loss=f"{record.loss:.3f}", samples_per_s=f"{record.samples_per_s:.0f}")
+        fit_with_bar(bench, run)
         run.finish(summary=summarize(run))
     print(summary_table(open_run(run.folder)))
     print(f"report: {write_report(open_run(run.folder)).resolve()}")

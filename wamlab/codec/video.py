@@ -140,7 +140,7 @@ class _Projection:
 
     A coefficient is divided by the square root of its spread, and all of them by one number that makes the mean
     variance 1. Dividing by the whole spread would make the finest, least predictable detail as loud as the picture
-    itself: sampled video then came out 4 dB worse than repeating the last frame.
+    itself, in the loss and in the noise that hides it.
     """
 
     def __init__(self, basis: Tensor, gain: Tensor, stats: Tensor, typical: Tensor, device: torch.device | str) -> None:

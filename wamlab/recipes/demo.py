@@ -15,7 +15,7 @@ from wamlab.lab.run import Run, open_run
 from wamlab.lab.table import Table
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import tiny
-from wamlab.recipes.fit import fit, start_run, summarize
+from wamlab.recipes.fit import fit_with_bar, start_run, summarize
 from wamlab.recipes.policy import load_policy, play_tabletop
 from wamlab.sim.experts import play_episodes
 from wamlab.types import Episode
@@ -49,11 +49,7 @@ def run_demo(
     print(f"dataset: {data}")
     bench = Workbench(recipe)
     with start_run(bench, runs) as run:
-        print(f"run folder: {run.folder}; watch it live from another notebook or terminal")
-        with tqdm(total=recipe.train.num_steps, desc="training", unit="step") as bar:
-            for record in fit(bench, run):
-                bar.update()
-                bar.set_postfix(loss=f"{record.loss:.3f}", samples_per_s=f"{record.samples_per_s:.0f}")
+        fit_with_bar(bench, run)
         summary = summarize(run)
         if num_played:
             print("playing the policy in closed loop")

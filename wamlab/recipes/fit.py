@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm.auto import tqdm
 
 from wamlab.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, write_checkpoint
 from wamlab.errors import InputError
@@ -103,6 +104,15 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
             yield record
     finally:
         examples.close()
+
+
+def fit_with_bar(bench: Workbench, run: Run) -> None:
+    """Train to the end under a progress bar, for terminals."""
+    print(f"run folder: {run.folder} (in a notebook, watch(open_run(folder)) follows it live)")
+    with tqdm(total=bench.recipe.train.num_steps, desc="training", unit="step") as bar:
+        for record in fit(bench, run):
+            bar.update(record.step - bar.n)
+            bar.set_postfix(loss=f"{record.loss:.3f}", samples_per_s=f"{record.samples_per_s:.0f}")
 
 
 def log_evaluation(bench: Workbench, run: Run, held_out: HeldOut, step: int, ema: Ema | None) -> Evaluation:
