@@ -12,15 +12,8 @@ from torch import Tensor
 
 from wamlab.errors import InputError
 from wamlab.model import presets
-from wamlab.model.attention import (
-    Layout,
-    axis_angles,
-    block_mask,
-    rotate,
-    rotation_of,
-    teacher_forced_attention,
-    video_angles,
-)
+from wamlab.model.attention import Layout, block_mask, teacher_forced_attention
+from wamlab.model.positions import axis_angles, rotate, rotation_of, video_angles
 from wamlab.model.tokens import action_sinusoid, patches, time_sinusoid, unpatch
 from wamlab.model.wam import WAMConfig, WorldActionModel
 from wamlab.types import Batch, Noised
@@ -124,8 +117,8 @@ def test_stages_equal_the_reference() -> None:
     net = golden_net(GOLDEN_CONFIG)
     batch, noised = golden_inputs(GOLDEN_CONFIG)
     time, slots = net._time(noised.video_noise_level)
-    text, image = net._context(batch.text, batch.image)
-    assert image is not None
+    context = net._context(batch.text, batch.image)
+    assert context.image is not None
     stages = {
         "patch": (net._video_tokens(noised.latents, None), [0.06675, -0.41127, -0.25601, -0.36172, -0.55089]),
         "action": (
@@ -135,8 +128,8 @@ def test_stages_equal_the_reference() -> None:
         "state": (net.state_encoder(batch.state), [-0.26137, 0.62942, -0.74615, -0.25345, 0.52042]),
         "time": (time, [0.21083, 0.45729, -0.27884, -0.05677, 0.3555]),
         "slots": (slots, [0.13016, 0.43978, 0.06329, -0.17667, 0.01421]),
-        "image": (image, [-0.17681, -0.33957, 0.7222, 1.77504, 0.91133]),
-        "text": (text, [-0.13028, 1.00907, 0.47541, 0.02449, 0.90917]),
+        "image": (context.image, [-0.17681, -0.33957, 0.7222, 1.77504, 0.91133]),
+        "text": (context.text, [-0.13028, 1.00907, 0.47541, 0.02449, 0.90917]),
     }
     for name, (found, wanted) in stages.items():
         assert found.flatten()[:5].tolist() == pytest.approx(wanted, abs=2e-5), name

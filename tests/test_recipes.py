@@ -43,7 +43,7 @@ def small(root: Path, num_steps: int = 6) -> Recipe:
         robot=replace(recipe.robot, view_height_px=32, view_width_px=32),
         model=replace(recipe.model, dim=32, layers=1, heads=2, ffn_dim=64, mlp_dim=32),
         train=replace(recipe.train, num_steps=num_steps, batch_size=4, num_micro_batches=2),
-        evaluation=replace(recipe.evaluation, every=3, num_clips=5, num_sampler_steps=2, noise_levels=(0.5,)),
+        evaluation=replace(recipe.evaluation, every=3, num_clips=5, noise_levels=(0.5,)),
         checkpoint_every=2,
     )
 
@@ -199,7 +199,7 @@ def test_video_without_actions_trains_with_the_action_loss_masked(shared: Path, 
         recipe,
         data=replace(recipe.data, root=root),
         train=replace(recipe.train, num_steps=12, batch_size=2),
-        evaluation=replace(recipe.evaluation, every=12, num_clips=2, num_sampler_steps=1, noise_levels=(0.5,)),
+        evaluation=replace(recipe.evaluation, every=12, num_clips=2, noise_levels=(0.5,)),
     )
     with pytest.warns(UserWarning, match="no episode is held out"):
         run = trained(recipe, tmp_path / "runs")
@@ -295,7 +295,7 @@ def test_a_run_that_is_not_there_cannot_be_resumed(run: Run) -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [("--train.max-gradient-norm", "-1"), ("--train.beta2", "1.5"), ("--train.learning-rate", "1e30"),
-     ("--evaluation.num-sampler-steps", "0"), ("--noise.shift", "nan"), ("--data.cache-gib", "inf"),
+     ("--sampler.num-steps", "0"), ("--noise.shift", "nan"), ("--data.cache-gib", "inf"),
      ("--model.freq-dim", "7")],
 )  # fmt: skip
 def test_numbers_out_of_range_are_refused_by_name(

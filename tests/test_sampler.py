@@ -7,7 +7,7 @@ from torch import Tensor
 from wamlab.errors import InputError
 from wamlab.flow import solver_levels
 from wamlab.model.presets import tiny
-from wamlab.model.sampler import draw_block_noise, sample_block, solve
+from wamlab.model.sampler import SamplerConfig, draw_block_noise, sample_block, solve
 from wamlab.model.wam import WorldActionModel
 
 TOY = {
@@ -57,8 +57,9 @@ def test_sampling_a_block_repeats_itself_and_leaves_the_history(has_integer_time
         history = net.observe(net.start(text), torch.ones(3, 1, 48, 4, 4))
         noise = draw_block_noise(3, (2, 48, 4, 4), (4, 8), torch.Generator().manual_seed(3))
         found = sample_block(
-            net, history, torch.zeros(3, 1, 8), noise, num_steps=3, solver="unipc", has_integer_time=has_integer_time
-        )
+            net, history, torch.zeros(3, 1, 8), noise,
+            SamplerConfig(num_steps=3, solver="unipc", has_integer_time=has_integer_time),
+        )  # fmt: skip
         assert history.num_frames == 1
         return found
 

@@ -13,22 +13,28 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Generator, Tensor
 
-from wamlab.errors import check_range
+from wamlab.errors import InputError, check_range
 from wamlab.types import Batch, FlowExample, LossTerms, Net, Noised, Velocity
 
 NUM_LEVELS = 1000  # entries of the training table
+WEIGHTINGS = ("bell", "flat")
 
 
 @dataclass(frozen=True)
 class NoiseConfig:
-    """How training draws noise levels."""
+    """How training draws noise levels and weighs them in the loss."""
 
     shift: float = 5.0  # moves levels towards noise: u -> shift*u / (1 + (shift-1)*u)
     is_decoupled: bool = False  # draw video from Beta(video_beta, 1) and actions uniformly, apart from each other
     video_beta: float = 3.0  # only when decoupled; 7 in DreamZero-Flash
+    weighting: str = "bell"  # of levels in the loss: "bell" around 0.5 as published, or "flat"
+    action_weight: float = 1.0  # of the action term in the total; 1 as published
 
     def __post_init__(self) -> None:
         check_range("noise", self, 1e-3, 1e3, "shift", "video_beta")
+        check_range("noise", self, 0, 1e3, "action_weight")
+        if self.weighting not in WEIGHTINGS:
+            raise InputError(f'noise.weighting is "{self.weighting}": give one of {", ".join(WEIGHTINGS)}')
 
 
 def shifted(level: Tensor, shift: float) -> Tensor:
@@ -53,6 +59,13 @@ def loss_weight(noise_level: Tensor, shift: float = 5.0) -> Tensor:
     """Weigh each level by a bell around 0.5 that is zero at pure noise and averages 1 over the table."""
     floor, scale = _weight_constants(shift)
     return scale * (torch.exp(-2 * (noise_level - 0.5).square()) - floor)
+
+
+def level_weight(noise_level: Tensor, config: NoiseConfig) -> Tensor:
+    """Return the weight of each level in the loss, in float32."""
+    if config.weighting == "flat":
+        return torch.ones_like(noise_level, dtype=torch.float32)
+    return loss_weight(noise_level, config.shift).float()
 
 
 def add_noise(clean: Tensor, noise: Tensor, noise_level: Tensor) -> Tensor:
@@ -126,22 +139,24 @@ def velocity_loss(
     video_level: Float[Tensor, "b t"],
     action_level: Float[Tensor, "b a"],
     action_mask: Bool[Tensor, "b a j"],
-    shift: float = 5.0,
+    config: NoiseConfig | None = None,
 ) -> LossTerms:
     """Weighted squared error in float32 (spec: mean over frames; actions over *all* dimensions).
 
-    The video term is cropped to what the network predicts, since an odd latent height loses its last row.
+    The video term is cropped to what the network predicts: an odd latent height loses its last row, and a network that
+    ``drops_noisy_first`` leaves out frame 0.
     """
-    height, width = predicted.video.shape[-2:]
-    video_target = target.video[..., :height, :width]
+    num_frames, _, height, width = predicted.video.shape[1:]
+    video_target, video_level = target.video[:, -num_frames:, :, :height, :width], video_level[:, -num_frames:]
     video_error = (predicted.video.float() - video_target.float()).square().mean(dim=(2, 3, 4))
-    video = (loss_weight(video_level, shift).float() * video_error).mean()
+    config = config or NoiseConfig()
+    video = (level_weight(video_level, config) * video_error).mean()
     error = (predicted.actions.float() - target.actions.float()).square() * action_mask
-    action = (loss_weight(action_level, shift).float() * error.mean(dim=-1)).mean() if error.numel() else video * 0
-    return LossTerms(total=video + action, video=video.detach(), action=action.detach())
+    action = (level_weight(action_level, config) * error.mean(dim=-1)).mean() if error.numel() else video * 0
+    return LossTerms(total=video + config.action_weight * action, video=video.detach(), action=action.detach())
 
 
-def flow_loss(net: Net, example: FlowExample, shift: float = 5.0) -> LossTerms:
+def flow_loss(net: Net, example: FlowExample, config: NoiseConfig | None = None) -> LossTerms:
     """Teacher-forced flow-matching loss: predict the velocity of every noised block, weigh, average."""
     seen = example.seen
     return velocity_loss(
@@ -150,7 +165,7 @@ def flow_loss(net: Net, example: FlowExample, shift: float = 5.0) -> LossTerms:
         seen.video_noise_level,
         seen.action_noise_level,
         example.batch.action_mask,
-        shift,
+        config,
     )
 
 

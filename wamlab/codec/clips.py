@@ -10,10 +10,12 @@ import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
+from wamlab.codec.video import to_frames, to_video
 from wamlab.errors import InputError
 from wamlab.types import Batch, Clip
 
 CONDITIONS = ("none", "grey", "repeat")  # what follows the first frame in the condition; published models: grey
+CHANGE_GAIN = 1.8  # gives the change of latents since the first frame unit variance on tabletop recordings
 MASK_CHANNELS = 4  # of the first-frame mask; the Wan image-to-video networks expect four
 
 
@@ -30,7 +32,7 @@ class VideoCodec(Protocol):
 
     def encode_video(self, video: Tensor) -> Tensor: ...
 
-    def decode(self, latents: Tensor) -> Tensor: ...
+    def decode_video(self, latents: Tensor) -> Tensor: ...
 
 
 @runtime_checkable
@@ -43,8 +45,21 @@ class TextEncoder(Protocol):
     def encode(self, instructions: Sequence[str]) -> Tensor: ...
 
 
+def check_condition(condition: str, *, has_relative_video: bool) -> None:
+    """Refuse a condition that does not exist, or that lacks what relative video is relative to."""
+    if condition not in CONDITIONS:
+        raise InputError(f"condition is {condition!r}: give one of {', '.join(CONDITIONS)}")
+    if has_relative_video and condition != "repeat":
+        raise InputError(f'has_relative_video needs condition "repeat", not "{condition}": change either')
+
+
 class ClipEncoder:
-    """The ``Encode`` of a run: frozen encoders behind one call."""
+    """The ``Encode`` of a run: frozen encoders behind one call.
+
+    With ``has_relative_video`` the latents after the first hold the change since the repeated first frame, as relative
+    actions hold the change since the state; decoding adds it to that very frame. What stands still is then
+    predicted, and shown, without any loss, and a small network is left with what moves.
+    """
 
     def __init__(
         self,
@@ -53,12 +68,13 @@ class ClipEncoder:
         *,
         device: torch.device | str = "cpu",
         condition: str = "none",
+        has_relative_video: bool = False,
     ) -> None:
-        if condition not in CONDITIONS:
-            raise InputError(f"condition is {condition!r}: give one of {', '.join(CONDITIONS)}")
+        check_condition(condition, has_relative_video=has_relative_video)
         self.video, self.text = video, text
         self.device = torch.device(device)
         self.condition = condition
+        self.has_relative_video = has_relative_video
 
     @torch.no_grad()
     def __call__(self, clips: Sequence[Clip]) -> Batch:
@@ -70,13 +86,16 @@ class ClipEncoder:
                 "sample full windows only"
             )
         frames = self._stacked([clip.frames for clip in clips])
+        latents, condition = self.video.encode(frames), None
+        if self.condition != "none":
+            condition = self.encode_condition(frames[:, 0], frames.shape[1])
         return Batch(
-            latents=self.video.encode(frames),
+            latents=self._relative(latents, condition),
             actions=self._stacked([clip.actions for clip in clips]),
             action_mask=self._stacked([clip.action_mask for clip in clips]),
             state=self._stacked([clip.state for clip in clips]),
             text=self.encode_text([clip.instruction for clip in clips]),
-            condition=self.encode_condition(frames[:, 0], frames.shape[1]) if self.condition != "none" else None,
+            condition=condition,
         )
 
     @torch.no_grad()
@@ -88,9 +107,24 @@ class ClipEncoder:
         condition = self.encode_condition(frames, num_frames) if self.condition != "none" else None
         return self.video.encode(frames[:, None]), condition
 
+    @torch.no_grad()
+    def encode_block(
+        self, first: UInt8[Tensor, "b h w 3"], previous: UInt8[Tensor, "b h w 3"], frames: UInt8[Tensor, "b t h w 3"]
+    ) -> tuple[Float[Tensor, "b n c y x"], Float[Tensor, "b n e y x"] | None]:
+        """Encode what a policy saw next: a block's latents and condition, given its window's first frame.
+
+        Like the reference it encodes the frame before the block and the block as a clip of their own (spec 6.1).
+        """
+        clip = torch.cat([previous[:, None], frames], dim=1).to(self.device)
+        condition = None
+        if self.condition != "none":
+            condition = self.encode_condition(first.to(self.device), clip.shape[1])
+        latents = self._relative(self.video.encode(clip), condition)
+        return latents[:, 1:], None if condition is None else condition[:, 1:]
+
     def encode_condition(self, first: UInt8[Tensor, "b h w 3"], num_frames: int) -> Float[Tensor, "b t e y x"]:
         """Return [mask | latents of the first frame followed by mid-grey, 0 in -1..1 (spec 1.8), or by itself]."""
-        video = (first.float() / 127.5 - 1)[:, None].repeat(1, num_frames, 1, 1, 1)
+        video = to_video(first)[:, None].repeat(1, num_frames, 1, 1, 1)
         if self.condition == "grey":
             video[:, 1:] = 0
         latents = self.video.encode_video(video)
@@ -102,9 +136,24 @@ class ClipEncoder:
         """Encode instructions, each distinct one once in the encoder's life."""
         return self.text.encode(instructions).to(self.device)
 
-    def decode(self, latents: Float[Tensor, "b n c y x"]) -> UInt8[Tensor, "b t h w 3"]:
-        """Decode latents to frames."""
-        return self.video.decode(latents)
+    @torch.no_grad()
+    def decode(
+        self, latents: Float[Tensor, "b n c y x"], first: UInt8[Tensor, "b h w 3"], num_frames: int
+    ) -> UInt8[Tensor, "b t h w 3"]:
+        """Decode a window's latents to its frames; ``first`` is the real frame that the window begins with."""
+        latents, first = latents.float(), first.to(self.device)
+        if not self.has_relative_video:
+            return to_frames(self.video.decode_video(latents))
+        still = self.encode_condition(first, num_frames)[:, :, MASK_CHANNELS:]
+        moved = torch.cat([still[:, :1], still[:, 1:] + latents[:, 1:] / CHANGE_GAIN], dim=1)
+        change = self.video.decode_video(moved) - self.video.decode_video(still)
+        return to_frames(to_video(first)[:, None] + change)
+
+    def _relative(self, latents: Tensor, condition: Tensor | None) -> Tensor:
+        if not self.has_relative_video or condition is None:
+            return latents
+        change = CHANGE_GAIN * (latents[:, 1:] - condition[:, 1:, MASK_CHANNELS:])
+        return torch.cat([latents[:, :1], change], dim=1)
 
     def _stacked(self, arrays: Sequence[np.ndarray | Bool[np.ndarray, ...]]) -> Tensor:
         return torch.from_numpy(np.stack(arrays)).to(self.device, non_blocking=True)

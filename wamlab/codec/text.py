@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from wamlab.errors import check_range
 
@@ -47,8 +48,8 @@ class HashTextEncoder:
         return f"hash-text-1-{self.config.dim}-{self.config.max_tokens}"
 
     def encode(self, instructions: Sequence[str]) -> Float[Tensor, "b n d"]:
-        """Return token features; places after an instruction's last word are zero."""
-        return torch.stack([self._encoded(instruction) for instruction in instructions])
+        """Return token features, as many as the longest instruction has; places after a last word are zero."""
+        return pad_sequence([self._encoded(instruction) for instruction in instructions], batch_first=True)
 
     def _encoded(self, instruction: str) -> Tensor:
         if instruction not in self._cache:
@@ -65,7 +66,7 @@ class HashTextEncoder:
             warnings.warn(
                 f'"{instruction}" has {len(words)} words; only {max_tokens} are used (text.max_tokens)', stacklevel=4
             )
-        features = torch.zeros(max_tokens, dim)
+        features = torch.zeros(min(len(words), max_tokens), dim)
         for place, word in enumerate(words[:max_tokens]):
             features[place] = torch.from_numpy(word_vector(word, dim)) + place_vector(place, dim)
         return features

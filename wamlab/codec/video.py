@@ -100,7 +100,7 @@ class DctCodec:
 
     def encode(self, frames: UInt8[Tensor, "b t h w 3"]) -> Float[Tensor, "b n c y x"]:
         """Encode clips, all at once."""
-        return self.encode_video(frames.float() / 127.5 - 1)
+        return self.encode_video(to_video(frames))
 
     def encode_video(self, video: Float[Tensor, "b t h w 3"]) -> Float[Tensor, "b n c y x"]:
         """Encode clips given as float video in -1..1."""
@@ -112,11 +112,15 @@ class DctCodec:
 
     def decode(self, latents: Float[Tensor, "b n c y x"]) -> UInt8[Tensor, "b t h w 3"]:
         """Decode latents to frames."""
+        return to_frames(self.decode_video(latents))
+
+    def decode_video(self, latents: Float[Tensor, "b n c y x"]) -> Float[Tensor, "b t h w 3"]:
+        """Decode latents to float video, about -1..1."""
         values = latents.float().movedim(2, -1)
         frames = [self._frames(self._first.backward(values[:, :1]), 1)]
         if values.shape[1] > 1:
             frames.append(self._frames(self._later.backward(values[:, 1:]), GROUP))
-        return ((torch.cat(frames, dim=1) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+        return torch.cat(frames, dim=1)
 
     def _patches(self, video: Tensor, group: int) -> Float[Tensor, "b n y x p"]:
         stride = self.config.spatial_stride
@@ -127,6 +131,16 @@ class DctCodec:
         stride = self.config.spatial_stride
         cut = patches.unflatten(-1, (group, stride, stride, 3))  # b n y x t v h c
         return cut.permute(0, 1, 4, 2, 5, 3, 6, 7).flatten(5, 6).flatten(3, 4).flatten(1, 2)
+
+
+def to_frames(video: Float[Tensor, "b t h w 3"]) -> UInt8[Tensor, "b t h w 3"]:
+    """Turn float video in -1..1 into frames."""
+    return ((video + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+def to_video(frames: UInt8[Tensor, "*b h w 3"]) -> Float[Tensor, "*b h w 3"]:
+    """Turn frames into float video in -1..1."""
+    return frames.float() / 127.5 - 1
 
 
 def later_to_first(later: list[list[int]], finer: list[list[int]]) -> list[list[int]]:

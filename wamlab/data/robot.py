@@ -37,6 +37,7 @@ class RobotConfig:
     relative_dims: tuple[int, ...] = ()  # of the action, taken relative to the state at the block's start
     normalization: str = "q99"  # "q99", "min_max" or "mean_std"
     prompt: str = "{task}"
+    negative_prompt: str = ""  # what guidance steers the video away from
     max_action_dim: int = 32  # actions and states are padded with zeros to these
     max_state_dim: int = 64
 

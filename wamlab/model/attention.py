@@ -1,7 +1,8 @@
 """Who may look at whom: the teacher-forced mask, and attention that never builds it.
 
 Token order of a training window: ``[clean video | noisy video | actions | states]``. Latent frame 0 is block -1;
-block ``b`` holds ``latents_per_block`` frames, their actions and one state row (spec 1.7).
+block ``b`` holds ``latents_per_block`` frames, their actions and one state row (spec 1.7). A window may leave out
+what nobody needs: the last clean block, which no other token sees, and noisy frame 0, which sees only itself.
 """
 
 from __future__ import annotations
@@ -23,16 +24,32 @@ class Layout:
     latents_per_block: int
     actions_per_block: int  # 0 in a window without actions
     states_per_block: int
+    has_last_clean: bool = True  # the clean copy of the last block
+    has_first_noisy: bool = True  # the noised copy of frame 0
 
     @property
     def num_frames(self) -> int:
         return 1 + self.num_blocks * self.latents_per_block
 
     @property
+    def num_clean(self) -> int:
+        """Return the number of clean frames."""
+        return self.num_frames - (0 if self.has_last_clean else self.latents_per_block)
+
+    @property
+    def num_noisy(self) -> int:
+        """Return the number of noised frames."""
+        return self.num_frames - (0 if self.has_first_noisy else 1)
+
+    @property
     def sizes(self) -> tuple[int, int, int, int]:
         """Return the numbers of clean, noisy, action and state tokens."""
-        video = self.num_frames * self.frame_tokens
-        return video, video, self.num_blocks * self.actions_per_block, self.num_blocks * self.states_per_block
+        return (
+            self.num_clean * self.frame_tokens,
+            self.num_noisy * self.frame_tokens,
+            self.num_blocks * self.actions_per_block,
+            self.num_blocks * self.states_per_block,
+        )
 
     @property
     def block_tokens(self) -> int:
@@ -46,19 +63,19 @@ class Layout:
 
 def block_mask(layout: Layout) -> Bool[Tensor, "q k"]:
     """Return the dense mask, True where a query (row) may look at a key (column): the one statement of the rule."""
-    num_clean, num_noisy, num_actions, num_states = layout.sizes
+    num_clean, num_noisy, *_ = layout.sizes
     frames = torch.arange(layout.num_frames).repeat_interleave(layout.frame_tokens)
     video_block = torch.div(frames - 1, layout.latents_per_block, rounding_mode="floor")  # frame 0 is block -1
     blocks = torch.arange(layout.num_blocks)
     block = torch.cat(
         [
-            video_block,
-            video_block,
+            video_block[:num_clean],
+            video_block[-num_noisy:],
             blocks.repeat_interleave(layout.actions_per_block),
             blocks.repeat_interleave(layout.states_per_block),
         ]
     )
-    kinds = torch.arange(4).repeat_interleave(torch.tensor([num_clean, num_noisy, num_actions, num_states]))
+    kinds = torch.arange(4).repeat_interleave(torch.tensor(layout.sizes))
     is_clean, is_state = kinds == 0, kinds == 3
     same_block = block[:, None] == block[None]
     sees_clean = is_clean[None] & torch.where(
@@ -74,23 +91,29 @@ def teacher_forced_attention(query: Tensor, key: Tensor, value: Tensor, layout: 
     """Attend as ``block_mask`` says with one maskless call per block and half; axes (b, heads, tokens, head_dim).
 
     The noisy frames and the actions of a block have the same keys, so they share a call; a state row sees
-    itself alone, so its output is its value.
+    itself alone, so its output is its value. A query of noisy and action tokens alone gives their rows alone.
     """
-    clean_q, noisy_q, action_q, _ = query.split(layout.sizes, dim=2)
-    clean_k, noisy_k, action_k, state_k = key.split(layout.sizes, dim=2)
-    clean_v, noisy_v, action_v, state_v = value.split(layout.sizes, dim=2)
+    sizes = layout.sizes
+    clean_k, noisy_k, action_k, state_k = key.split(sizes, dim=2)
+    clean_v, noisy_v, action_v, state_v = value.split(sizes, dim=2)
+    is_whole = query.shape[2] == key.shape[2]
+    clean_q, noisy_q, action_q, _ = query.split(sizes if is_whole else (0, *sizes[1:3], 0), dim=2)
     first, size = layout.frame_tokens, layout.block_tokens
-    clean = [attend(clean_q[:, :, :first], clean_k[:, :, :first], clean_v[:, :, :first])]
-    noisy = [attend(noisy_q[:, :, :first], noisy_k[:, :, :first], noisy_v[:, :, :first])]
-    actions = []
-    num_actions, num_states = layout.actions_per_block, layout.states_per_block
+    own = first if layout.has_first_noisy else 0  # noisy tokens before block 0
+    clean, noisy, actions = [], [], []
+    if is_whole:
+        clean.append(attend(clean_q[:, :, :first], clean_k[:, :, :first], clean_v[:, :, :first]))
+    if own:
+        noisy.append(attend(noisy_q[:, :, :own], noisy_k[:, :, :own], noisy_v[:, :, :own]))
     for block in range(layout.num_blocks):
         start = layout.prefix_tokens(block)
-        video = slice(start, start + size)
-        action = slice(block * num_actions, (block + 1) * num_actions)
-        state = slice(block * num_states, (block + 1) * num_states)
-        seen = slice(0, start + size)
-        clean.append(attend(clean_q[:, :, video], clean_k[:, :, seen], clean_v[:, :, seen]))
+        seen = slice(start, start + size)
+        if is_whole and (layout.has_last_clean or block < layout.num_blocks - 1):
+            known = slice(0, start + size)
+            clean.append(attend(clean_q[:, :, seen], clean_k[:, :, known], clean_v[:, :, known]))
+        video = slice(own + block * size, own + (block + 1) * size)
+        action = slice(block * layout.actions_per_block, (block + 1) * layout.actions_per_block)
+        state = slice(block * layout.states_per_block, (block + 1) * layout.states_per_block)
         keys, values = (
             torch.cat([c[:, :, :start], n[:, :, video], a[:, :, action], s[:, :, state]], dim=2)
             for c, n, a, s in ((clean_k, noisy_k, action_k, state_k), (clean_v, noisy_v, action_v, state_v))
@@ -98,48 +121,10 @@ def teacher_forced_attention(query: Tensor, key: Tensor, value: Tensor, layout: 
         both = attend(torch.cat([noisy_q[:, :, video], action_q[:, :, action]], dim=2), keys, values)
         noisy.append(both[:, :, :size])
         actions.append(both[:, :, size:])
-    return torch.cat([*clean, *noisy, *actions, state_v], dim=2)
+    return torch.cat([*clean, *noisy, *actions, *([state_v] if is_whole else [])], dim=2)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend to every key; axes (b, heads, tokens, head_dim)."""
-    return scaled_dot_product_attention(query, key, value)
-
-
-def rotate(tokens: Tensor, rotation: Tensor) -> Tensor:
-    """Rotate interleaved pairs of the last axis: tokens (b, l, heads, head_dim), rotation complex (l, head_dim / 2).
-
-    Angles come from float64 and are applied in float32.
-    """
-    if torch.compiler.is_compiling():  # the compiler cannot fuse complex numbers
-        even, odd = tokens.float().unflatten(-1, (-1, 2)).unbind(-1)
-        cos, sin = rotation.real[:, None], rotation.imag[:, None]
-        turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
-        return turned.flatten(-2).type_as(tokens)
-    pairs = torch.view_as_complex(tokens.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * rotation[:, None]).flatten(-2).type_as(tokens)
-
-
-def axis_angles(positions: Tensor, num_dims: int) -> Tensor:
-    """Return float64 angles (l, num_dims / 2) of positions (l) along one axis with ``num_dims`` dimensions."""
-    exponents = torch.arange(0, num_dims, 2, dtype=torch.float64, device=positions.device) / num_dims
-    return positions.double()[:, None] * 10000.0**-exponents
-
-
-def video_angles(first_frame: int, num_frames: int, height: int, width: int, head_dim: int) -> Tensor:
-    """Return angles (frames * height * width, head_dim / 2); time takes head_dim - 4 * (head_dim // 6) dims."""
-    spatial = 2 * (head_dim // 6)
-    grid = torch.meshgrid(
-        torch.arange(first_frame, first_frame + num_frames),
-        torch.arange(height),
-        torch.arange(width),
-        indexing="ij",
-    )
-    dims = (head_dim - 2 * spatial, spatial, spatial)
-    return torch.cat([axis_angles(axis.flatten(), n) for axis, n in zip(grid, dims, strict=True)], dim=1)
-
-
-def rotation_of(angles: Tensor, device: torch.device) -> Tensor:
-    """Turn float64 angles into the complex64 factors that ``rotate`` takes."""
-    with torch.inference_mode(False):  # the result is cached: one made in inference mode could never train
-        return torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(device)
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Attend to every key; axes (b, heads, tokens, head_dim). ``bias`` (keys) is added to the logits."""
+    mask = None if bias is None else bias.to(query.dtype).expand(query.shape[2], -1)
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask)

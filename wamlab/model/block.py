@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wamlab.model.attention import Layout, attend, rotate, teacher_forced_attention
+from wamlab.model.attention import Layout, attend, teacher_forced_attention
+from wamlab.model.positions import rotate
 
+EVERY = slice(None)
 Runs = tuple[tuple[int, int], ...]  # consecutive groups of (slots, tokens of each slot); a slot shares its modulation
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every token reads in cross-attention, at network width: text (b, n, d), image (b, m, d) if there is one.
+
+    Text is padded with equal tokens that are all attended. They can share one token whose logit is raised by the
+    logarithm of their number; ``text_bias`` (n) is what is added to the logits then, None where no pad is folded.
+    """
+
+    text: Tensor
+    image: Tensor | None = None
+    text_bias: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -20,6 +35,7 @@ class CrossKeys:
 
     text_key: Tensor
     text_value: Tensor
+    text_bias: Tensor | None = None
     image_key: Tensor | None = None
     image_value: Tensor | None = None
 
@@ -67,14 +83,14 @@ class SelfAttention(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
         self.norm_q, self.norm_k = RmsNorm(dim, eps), RmsNorm(dim, eps)
 
-    def project(self, tokens: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rotated queries and keys, and values, each (b, heads, tokens, head_dim)."""
+    def project(self, tokens: Tensor, rotation: Tensor, live: slice = EVERY) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rotated queries of the ``live`` tokens, rotated keys and values, each (b, heads, l, head_dim)."""
         query, key, value = (
             x.unflatten(-1, (self.num_heads, -1))
-            for x in (self.norm_q(self.q(tokens)), self.norm_k(self.k(tokens)), self.v(tokens))
+            for x in (self.norm_q(self.q(tokens[:, live])), self.norm_k(self.k(tokens)), self.v(tokens))
         )
         return (
-            rotate(query, rotation).transpose(1, 2),
+            rotate(query, rotation[live]).transpose(1, 2),
             rotate(key, rotation).transpose(1, 2),
             value.transpose(1, 2),
         )
@@ -93,21 +109,22 @@ class CrossAttention(nn.Module):
             self.k_img, self.v_img = nn.Linear(dim, dim), nn.Linear(dim, dim)
             self.norm_k_img = RmsNorm(dim, eps)
 
-    def keys(self, text: Tensor, image: Tensor | None) -> CrossKeys:
+    def keys(self, context: Context) -> CrossKeys:
         """Project the context once; it stays the same over all steps of a sampling call."""
-        found = CrossKeys(self._heads(self.norm_k(self.k(text))), self._heads(self.v(text)))
-        if image is None or not self.has_image:
+        found = CrossKeys(
+            self._heads(self.norm_k(self.k(context.text))), self._heads(self.v(context.text)), context.text_bias
+        )
+        if context.image is None or not self.has_image:
             return found
-        return CrossKeys(
-            found.text_key,
-            found.text_value,
-            self._heads(self.norm_k_img(self.k_img(image))),
-            self._heads(self.v_img(image)),
+        return replace(
+            found,
+            image_key=self._heads(self.norm_k_img(self.k_img(context.image))),
+            image_value=self._heads(self.v_img(context.image)),
         )
 
     def forward(self, tokens: Tensor, keys: CrossKeys) -> Tensor:
         query = self._heads(self.norm_q(self.q(tokens)))
-        out = attend(query, keys.text_key, keys.text_value)
+        out = attend(query, keys.text_key, keys.text_value, keys.text_bias)
         if keys.image_key is not None and keys.image_value is not None:
             out = out + attend(query, keys.image_key, keys.image_value)
         return self.o(out.transpose(1, 2).flatten(2))
@@ -133,16 +150,27 @@ class Block(nn.Module):
         tokens: Tensor,
         slots: Tensor,
         rotation: Tensor,
-        text: Tensor,
-        image: Tensor | None,
+        context: Context,
         layout: Layout,
         runs: Runs,
+        *,
+        is_last: bool = False,
     ) -> Tensor:
-        """Run the teacher-forced form: tokens (b, l, d), slots (b, slots, 6, d), rotation (l, head_dim / 2)."""
+        """Run the teacher-forced form: tokens (b, l, d), slots (b, slots, 6, d), rotation (l, head_dim / 2, 2).
+
+        After the last block nobody reads the clean and the state tokens: it returns the noisy and action ones alone.
+        """
         parts = self._parts(slots)
-        query, key, value = self._project(tokens, parts, rotation, runs)
+        hidden = modulated(self._norm(tokens), parts[0], parts[1], runs)
+        if is_last:
+            num_clean, *read, _ = layout.sizes
+            live = slice(num_clean, num_clean + sum(read))
+            tokens, parts, runs = tokens[:, live], tuple(part[:, 1 : -runs[-1][0]] for part in parts), runs[1:-1]
+        else:
+            live = EVERY
+        query, key, value = self.self_attn.project(hidden, rotation, live)
         seen = teacher_forced_attention(query, key, value, layout)
-        return self._finish(tokens, seen, self.cross_attn.keys(text, image), parts, runs)
+        return self._finish(tokens, seen, self.cross_attn.keys(context), parts, runs)
 
     def step(
         self,
@@ -159,7 +187,7 @@ class Block(nn.Module):
         Returns the tokens and their own rotated keys and values.
         """
         parts = self._parts(slots)
-        query, key, value = self._project(tokens, parts, rotation, runs)
+        query, key, value = self.self_attn.project(modulated(self._norm(tokens), *parts[:2], runs), rotation)
         keys, values = (
             (key, value) if past is None else (torch.cat(pair, dim=2) for pair in zip(past, (key, value), strict=True))
         )
@@ -170,12 +198,6 @@ class Block(nn.Module):
 
     def _parts(self, slots: Tensor) -> tuple[Tensor, ...]:
         return (self.modulation[:, None] + slots).unbind(2)
-
-    def _project(
-        self, tokens: Tensor, parts: tuple[Tensor, ...], rotation: Tensor, runs: Runs
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        hidden = modulated(self._norm(tokens), parts[0], parts[1], runs)
-        return self.self_attn.project(hidden, rotation)
 
     def _finish(self, tokens: Tensor, seen: Tensor, cross: CrossKeys, parts: tuple[Tensor, ...], runs: Runs) -> Tensor:
         tokens = tokens + gated(self.self_attn.o(seen.transpose(1, 2).flatten(2)), parts[2], runs)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from wamlab.model.block import CrossKeys
+from wamlab.model.positions import rotate, rotation_of, time_shift_angles
 
 
 @dataclass(frozen=True)
@@ -24,3 +26,25 @@ class History:
     def num_bytes(self) -> int:
         """Return the memory of the cached frames."""
         return sum(t.numel() * t.element_size() for pair in self.past or () for t in pair)
+
+    def slid(self, num_dropped: int) -> History:
+        """Forget the frames that follow frame 0, which stays as the anchor of its session, and move up the others.
+
+        Kept keys are turned back in time by as many frames, which is exact, so that positions stay in the range
+        that training knows and the memory of a session stays as it is.
+        """
+        if self.past is None or not 0 <= num_dropped < self.num_frames:
+            raise ValueError(f"cannot drop {num_dropped} of {self.num_frames} frames")
+        per_frame = self.past[0][0].shape[2] // self.num_frames
+        kept = slice((1 + num_dropped) * per_frame, None)
+        past = []
+        for key, value in self.past:
+            back = rotation_of(time_shift_angles(-num_dropped, key.shape[-1]), key.device)
+            moved = rotate(key[:, :, kept].transpose(1, 2), back.expand(key.shape[2] - kept.start, -1, -1))
+            past.append(
+                tuple(
+                    torch.cat([whole[:, :, :per_frame], rest], dim=2)
+                    for whole, rest in ((key, moved.transpose(1, 2)), (value, value[:, :, kept]))
+                )
+            )
+        return replace(self, past=tuple(past), num_frames=self.num_frames - num_dropped)

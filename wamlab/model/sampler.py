@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from wamlab.errors import InputError
+from wamlab.errors import InputError, check_range
 from wamlab.flow import euler_step, solver_levels
 from wamlab.model.kv_cache import History
 from wamlab.model.wam import WorldActionModel
+from wamlab.types import Velocity
 
 
 class Euler:
@@ -118,30 +120,119 @@ def draw_block_noise(
     )  # pyright: ignore[reportReturnType]
 
 
+# Which of 16 steps evaluate the network, by number of evaluations; the others reuse the last velocity (spec 6.1).
+STATIC_SCHEDULES = {
+    8: (0, 1, 2, 6, 10, 13, 14, 15),
+    7: (0, 1, 2, 6, 10, 14, 15),
+    6: (0, 1, 5, 10, 14, 15),
+    5: (0, 1, 2, 7, 12),
+}
+DYNAMIC_SKIPS = ((0.95, 4), (0.93, 2))  # above this cosine of the last two action velocities, skip so many steps
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """How a block is sampled."""
+
+    num_steps: int = 8  # of the solver
+    solver: str = "euler"  # or "unipc"
+    num_evaluations: int = 0  # of the network, out of 16 steps: 5 to 8; 0 evaluates at every step
+    has_dynamic_skips: bool = False  # reuse velocities for as long as the actions' direction barely changes
+    guidance_scale: float = 1.0  # of the instruction over the negative one, for video alone; 1: no guidance
+    video_end_level: float = 0.0  # noise level at which the video's schedule ends; 0.8 in DreamZero-Flash
+    has_integer_time: bool = False  # truncate the network's time to thousandths, as the reference does
+    when_full: str = "slide"  # what a session's window does: "slide" over the past, or "restart" as the reference does
+
+    def __post_init__(self) -> None:
+        choose_solver(self.solver)
+        check_range("sampler", self, 1, math.inf, "num_steps")
+        check_range("sampler", self, 0, 0.999, "video_end_level")
+        check_range("sampler", self, 0, 100, "guidance_scale")
+        if self.when_full not in ("slide", "restart"):
+            raise InputError(f'sampler.when_full is "{self.when_full}": give slide or restart')
+        if self.num_evaluations and (self.num_steps != 16 or self.num_evaluations not in STATIC_SCHEDULES):
+            known = ", ".join(map(str, sorted(STATIC_SCHEDULES)))
+            raise InputError(
+                f"sampler.num_evaluations {self.num_evaluations} of num_steps {self.num_steps} is no known schedule: "
+                f"give one of {known} with num_steps 16, or 0"
+            )
+        if self.num_evaluations and self.has_dynamic_skips:
+            raise InputError("sampler: give num_evaluations or has_dynamic_skips, not both")
+
+
+class StepSkips:
+    """Says at which steps of one sampling call the network is evaluated."""
+
+    def __init__(self, config: SamplerConfig) -> None:
+        self.config = config
+        self._wanted = STATIC_SCHEDULES.get(config.num_evaluations) or range(config.num_steps)
+        self._num_skipped = 0
+        self._last: list[Tensor] = []  # action velocities of the last two evaluations
+
+    def is_evaluated(self, index: int) -> bool:
+        """Decide for one step; steps are asked for in order."""
+        if self._num_skipped:
+            self._num_skipped -= 1
+            return False
+        return index in self._wanted
+
+    def evaluated(self, actions: Tensor) -> None:
+        """Note the action velocities (b, a, j) of an evaluation; the session that turned most decides for all."""
+        if not self.config.has_dynamic_skips:
+            return
+        self._last = [*self._last, actions.flatten(1).float()][-2:]
+        if len(self._last) == 2:
+            cosine = torch.nn.functional.cosine_similarity(*self._last, dim=1).min().item()
+            self._num_skipped = next((count for least, count in DYNAMIC_SKIPS if cosine > least), 0)
+
+
 def sample_block(
     net: WorldActionModel,
     history: History,
     state: Float[Tensor, "b s k"],
     noise: tuple[Tensor, Tensor],
+    config: SamplerConfig | None = None,
     *,
-    num_steps: int = 8,
-    solver: str = "euler",
     shift: float = 5.0,
-    has_integer_time: bool = False,
     condition: Tensor | None = None,
 ) -> tuple[Float[Tensor, "b t c h w"], Float[Tensor, "b a j"]]:
-    """Denoise the next block of every session: latents and actions from ``noise`` along one schedule.
+    """Denoise the next block of every session: latents and actions from ``noise``.
 
-    ``has_integer_time`` truncates the network's time to whole thousandths as the reference does at inference; by
-    default the network is asked at the very levels the solver stands at, as in training.
+    By default the network is asked at the very levels the solver stands at, as in training. With guidance the history
+    holds 2 b sessions: those with the instruction, then the same ones with the negative instruction. Both are evaluated
+    in one call; actions always follow the instruction (spec 6.1).
     """
-    levels = solver_levels(num_steps, shift).tolist()
-    video_solver, action_solver = (choose_solver(solver)(levels) for _ in range(2))
+    config = config or SamplerConfig()
+    is_guided = config.guidance_scale != 1
+    action_levels = solver_levels(config.num_steps, shift).tolist()
+    end = config.video_end_level
+    video_levels = [end + (1 - end) * level for level in action_levels]
+    video_solver, action_solver = (choose_solver(config.solver)(levels) for levels in (video_levels, action_levels))
+    skips = StepSkips(config)
     latents, actions = noise
-    for index in range(num_steps):
-        level = math.floor(1000 * levels[index]) / 1000 if has_integer_time else levels[index]
-        asked = torch.full((len(state),), level, dtype=torch.float64, device=state.device)
-        velocity = net.denoise(history, latents, actions, state, asked, asked, condition)
+    if is_guided:
+        state = torch.cat([state, state])
+        condition = None if condition is None else torch.cat([condition, condition])
+    velocity = None
+    for index in range(config.num_steps):
+        if velocity is None or skips.is_evaluated(index):
+            asked = [
+                torch.full((len(state),), _time(levels[index], config), dtype=torch.float64, device=state.device)
+                for levels in (video_levels, action_levels)
+            ]
+            seen = (torch.cat([latents, latents]), torch.cat([actions, actions])) if is_guided else (latents, actions)
+            velocity = net.denoise(history, *seen, state, *asked, condition)
+            if is_guided:
+                wanted, unwanted = velocity.video.chunk(2)
+                velocity = Velocity(
+                    video=unwanted + config.guidance_scale * (wanted - unwanted),
+                    actions=velocity.actions.chunk(2)[0],
+                )
+            skips.evaluated(velocity.actions)
         latents = video_solver.step(index, latents, velocity.video)
         actions = action_solver.step(index, actions, velocity.actions)
     return latents, actions
+
+
+def _time(level: float, config: SamplerConfig) -> float:
+    return math.floor(1000 * level) / 1000 if config.has_integer_time else level

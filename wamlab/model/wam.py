@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import cast
 
 import torch
@@ -16,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from wamlab.errors import InputError, check_range
-from wamlab.model.attention import Layout, axis_angles, rotation_of, video_angles
-from wamlab.model.block import Block, RmsNorm, Runs
+from wamlab.model.attention import Layout
+from wamlab.model.block import Block, Context, RmsNorm, Runs
 from wamlab.model.kv_cache import History
+from wamlab.model.positions import place_code, step_rotation, window_rotation
 from wamlab.model.tokens import (
     ActionEncoder,
     CategoryLinear,
@@ -58,6 +58,8 @@ class WAMConfig:
     max_state_dim: int = 64
     mlp_dim: int = 1024  # hidden width of the state encoder and the action decoder
     num_categories: int = 1
+    video_spread: float = 0.0  # standard deviation the latents are preconditioned for; 0: not, as published
+    drops_noisy_first: bool = False  # do not train on frame 0, which is given at inference: fewer tokens
     position_scale: float = 0.0  # of a fixed code of each patch's place added to its token; published models have none
     eps: float = 1e-6
 
@@ -70,7 +72,7 @@ class WAMConfig:
         check_range("model", self, 1, math.inf, *sizes)
         check_range("model", self, 2, math.inf, "freq_dim")
         check_range("model", self, 1, 1, "states_per_block")
-        check_range("model", self, 0, 1e6, "position_scale", "eps")
+        check_range("model", self, 0, 1e6, "position_scale", "eps", "video_spread")
         if self.freq_dim % 2:
             raise InputError(f"model.freq_dim is {self.freq_dim}: give an even number")
         if self.dim % self.heads or (self.dim // self.heads) % 2:
@@ -149,27 +151,32 @@ class WorldActionModel(nn.Module):
     def forward(self, batch: Batch, noised: Noised) -> Velocity:
         """Predict every noised block of a window from the clean blocks before it (teacher forcing)."""
         c = self.config
-        latents = torch.cat([batch.latents, noised.latents], dim=1)
-        condition = batch.condition
-        video = self._video_tokens(latents, None if condition is None else torch.cat([condition, condition], dim=1))
         num_blocks, num_frames = batch.state.shape[1], batch.latents.shape[1]
+        height, width = (length // PATCH_PX for length in batch.latents.shape[-2:])
         layout = Layout(
             num_blocks,
-            video.shape[2],
+            height * width,
             c.latents_per_block,
             noised.actions.shape[1] // num_blocks,
             c.states_per_block,
+            has_last_clean=False,
+            has_first_noisy=not c.drops_noisy_first,
         )
         if layout.num_frames != num_frames:
             raise InputError(
                 f"a window of {num_blocks} blocks of {c.latents_per_block} latents has {layout.num_frames} latent "
                 f"frames, but this batch has {num_frames}: set model.latents_per_block and window alike"
             )
-        tokens = [video.flatten(1, 2), self.state_encoder(batch.state)]
-        levels, runs = (
-            [noised.video_noise_level],
-            [(1, num_frames * layout.frame_tokens), (num_frames, layout.frame_tokens)],
+        num_clean, num_noisy = layout.num_clean, layout.num_noisy
+        video = self._video_tokens(
+            *(
+                None if clean is None else torch.cat([clean[:, :num_clean], noisy[:, -num_noisy:]], dim=1)
+                for clean, noisy in ((batch.latents, noised.latents), (batch.condition, batch.condition))
+            )
         )
+        tokens = [video.flatten(1, 2), self.state_encoder(batch.state)]
+        levels = [noised.video_noise_level[:, -num_noisy:]]
+        runs = [(1, num_clean * layout.frame_tokens), (num_noisy, layout.frame_tokens)]
         state_level = noised.video_noise_level[:, 1 :: c.latents_per_block]
         if layout.actions_per_block:
             tokens.insert(1, self.action_encoder(noised.actions, noised.action_noise_level))
@@ -179,21 +186,22 @@ class WorldActionModel(nn.Module):
         levels.append(state_level)
         runs.append((num_blocks, c.states_per_block))
         time, slots = self._time(torch.cat([torch.zeros_like(levels[0][:, :1]), *levels], dim=1))
-        height, width = (length // PATCH_PX for length in batch.latents.shape[-2:])
         rotation = window_rotation(layout, height, width, c.head_dim, video.device)
-        text, image = self._context(batch.text, batch.image)
+        context = self._context(batch.text, batch.image)
         hidden = torch.cat(tokens, dim=1)
-        for block in self.layers:
-            hidden = block(hidden, slots, rotation, text, image, layout, tuple(runs))
-        _, noisy, actions, _ = hidden.split(layout.sizes, dim=1)
-        noisy = noisy.unflatten(1, (num_frames, layout.frame_tokens))
-        velocity = unpatch(self.head(noisy, time[:, 1 : 1 + num_frames]), height, width, PATCH_PX)
+        for index, block in enumerate(self.layers, 1):
+            is_last = index == len(self.layers)
+            hidden = block(hidden, slots, rotation, context, layout, tuple(runs), is_last=is_last)
+        noisy, actions = hidden.split(layout.sizes[1:3], dim=1)
+        noisy = noisy.unflatten(1, (num_noisy, layout.frame_tokens))
+        found = unpatch(self.head(noisy, time[:, 1 : 1 + num_noisy]), height, width, PATCH_PX)
+        velocity = self._preconditioned(found, noised.latents[:, -num_noisy:], noised.video_noise_level[:, -num_noisy:])
         return Velocity(video=velocity.float(), actions=self.action_decoder(actions).float())
 
     def start(self, text: Float[Tensor, "b n d"], image: Tensor | None = None) -> History:
         """Begin sessions: project the instruction (and first image) once for all that follows."""
-        text, image = self._context(text, image)
-        return History(tuple(block.cross_attn.keys(text, image) for block in self.layers))
+        context = self._context(text, image)
+        return History(tuple(block.cross_attn.keys(context) for block in self.layers))
 
     def observe(
         self, history: History, latents: Float[Tensor, "b t c h w"], condition: Tensor | None = None
@@ -243,8 +251,26 @@ class WorldActionModel(nn.Module):
         noisy = tokens[:, : num_frames * frame_tokens].unflatten(1, (num_frames, frame_tokens))
         height, width = (length // PATCH_PX for length in latents.shape[-2:])
         video_velocity = unpatch(self.head(noisy, time[:, :1].expand(-1, num_frames, -1)), height, width, PATCH_PX)
+        video_velocity = self._preconditioned(video_velocity, latents, video_noise_level[:, None])
         found = tokens[:, num_frames * frame_tokens :][:, :num_actions]
         return Velocity(video=video_velocity.float(), actions=self.action_decoder(found).float())
+
+    def _preconditioned(self, found: Tensor, noised: Tensor, level: Tensor) -> Tensor:
+        """Add to what the network found the best guess of the velocity that needs no network.
+
+        For latents of mean 0 and this spread, that guess is a multiple of the noised latents, and what it misses has a
+        known size (the preconditioning of EDM, arXiv 2206.00364 section 5, in terms of flow velocities). A narrow
+        network then need not carry the noise of a whole patch through its width, 4 x channels numbers a token.
+        """
+        spread = self.config.video_spread
+        if not spread:
+            return found
+        height, width = found.shape[-2:]
+        level = level[..., None, None, None].to(found.dtype)
+        clean = (1 - level) * spread
+        power = level.square() + clean.square()
+        skip = (level - clean * spread) / power
+        return skip * noised[..., :height, :width] + spread * power.rsqrt() * found
 
     def _video_tokens(self, latents: Tensor, condition: Tensor | None) -> Tensor:
         if (condition is not None) != self.config.has_condition:
@@ -260,12 +286,17 @@ class WorldActionModel(nn.Module):
             tokens = tokens + (self.config.position_scale * code).type_as(tokens)
         return tokens
 
-    def _context(self, text: Tensor, image: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        missing = self.config.text_len - text.shape[1]
-        if missing < 0:
+    def _context(self, text: Tensor, image: Tensor | None) -> Context:
+        """Bring text and image to network width; the zeros that pad the text share one token (spec 1.2)."""
+        num_pads = self.config.text_len - text.shape[1]
+        if num_pads < 0:
             raise InputError(f"text has {text.shape[1]} tokens but model.text_len is {self.config.text_len}")
-        text = self.text_embedding(F.pad(text, (0, 0, 0, missing)))
-        return text, self.img_emb(image) if image is not None and self.config.has_image else None
+        bias = None
+        if num_pads:
+            text = F.pad(text, (0, 0, 0, 1))
+            bias = F.pad(text.new_zeros(text.shape[1] - 1), (0, 1), value=math.log(num_pads))
+        is_seen = image is not None and self.config.has_image
+        return Context(self.text_embedding(text), self.img_emb(image) if is_seen else None, bias)
 
     def _time(self, levels: Tensor) -> tuple[Tensor, Tensor]:
         """Embed noise levels (b, slots), in float32: the embedding (b, slots, d) and modulation (b, slots, 6, d)."""
@@ -282,48 +313,3 @@ class WorldActionModel(nn.Module):
             history.num_frames, latents.shape[1], height, width, c.head_dim, c.latents_per_block,
             c.actions_per_block, c.states_per_block, latents.device,
         )  # fmt: skip
-
-
-@lru_cache(maxsize=8)
-def place_code(height: int, width: int, dim: int, device: torch.device) -> Tensor:
-    """Return a fixed code (height * width, dim) of where on the canvas a patch lies.
-
-    The rotary angles tell patches apart only relative to one another, so that a network must learn absolute places
-    before it can name one to its action tokens; published weights have learnt it, a run of minutes has no time to.
-    """
-    with torch.inference_mode(False):  # cached, as the rotations are
-        rates = torch.pi * 1.5 ** torch.arange(-(-dim // 4), device=device).remainder(8)
-        places = [(torch.arange(n, device=device) + 0.5) / n for n in (height, width)]
-        row_and_column = torch.stack(torch.meshgrid(*places, indexing="ij"), dim=-1).flatten(0, 1)
-        angles = row_and_column[..., None] * rates
-        return torch.cat([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim]
-
-
-@lru_cache(maxsize=32)
-def window_rotation(layout: Layout, height: int, width: int, head_dim: int, device: torch.device) -> Tensor:
-    """Return rotations (l, head_dim / 2) of a training window; both copies of the video have the same ones."""
-    video = video_angles(0, layout.num_frames, height, width, head_dim)
-    actions = axis_angles(torch.arange(layout.num_blocks * layout.actions_per_block), head_dim)
-    states = axis_angles(torch.arange(layout.num_blocks * layout.states_per_block), head_dim)
-    return rotation_of(torch.cat([video, video, actions, states]), device)
-
-
-@lru_cache(maxsize=64)
-def step_rotation(
-    first_frame: int,
-    num_frames: int,
-    height: int,
-    width: int,
-    head_dim: int,
-    latents_per_block: int,
-    num_actions: int,
-    num_states: int,
-    device: torch.device,
-) -> tuple[Tensor, Tensor]:
-    """Return rotations of the block that starts at a latent frame: with actions and state, and video alone."""
-    block = math.ceil((first_frame - 1) / latents_per_block)
-    video = video_angles(first_frame, num_frames, height, width, head_dim)
-    actions = axis_angles(torch.arange(block * num_actions, (block + 1) * num_actions), head_dim)
-    states = axis_angles(torch.arange(block * num_states, (block + 1) * num_states), head_dim)
-    both = rotation_of(torch.cat([video, actions, states]), device)
-    return both, both[: len(video)]

@@ -82,6 +82,7 @@ class Workbench:
             HashTextEncoder(self.recipe.text),
             device=self.device,
             condition=self.recipe.condition,
+            has_relative_video=self.recipe.has_relative_video,
         )
 
     @cached_property

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from wamlab.codec.clips import check_condition
 from wamlab.codec.text import HashTextConfig
 from wamlab.codec.video import DctConfig
 from wamlab.data.robot import RobotConfig
@@ -16,7 +17,7 @@ from wamlab.data.windows import WindowConfig
 from wamlab.errors import InputError, check_range
 from wamlab.flow import NoiseConfig
 from wamlab.model import presets
-from wamlab.model.sampler import choose_solver
+from wamlab.model.sampler import SamplerConfig
 from wamlab.model.wam import PATCH_PX, WAMConfig
 from wamlab.train import TrainConfig
 
@@ -43,12 +44,9 @@ class EvaluationConfig:
     every: int = 300  # steps; also at step 0 and at the end
     num_clips: int = 32
     noise_levels: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
-    num_sampler_steps: int = 2  # network evaluations per sampled block; more are sharper, not closer
-    solver: str = "euler"  # or "unipc"
 
     def __post_init__(self) -> None:
-        check_range("evaluation", self, 1, math.inf, "every", "num_clips", "num_sampler_steps")
-        choose_solver(self.solver)
+        check_range("evaluation", self, 1, math.inf, "every", "num_clips")
         if not all(0 < level <= 1 for level in self.noise_levels):
             raise InputError(f"evaluation.noise_levels are {self.noise_levels}: give numbers above 0 up to 1")
 
@@ -66,12 +64,15 @@ class Recipe:
     model: WAMConfig = field(default_factory=presets.tiny)
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(num_steps=2))  # more are sharper, not closer
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     condition: str = "none"  # joined to the latents' channels: "grey" (published image-to-video) or "repeat"
+    has_relative_video: bool = False  # predict the change since the repeated first frame
     checkpoint_every: int = 300  # steps; also at the end
     device: str = "auto"  # "cpu", "cuda", "cuda:1"; auto takes CUDA if there is any
 
     def __post_init__(self) -> None:
+        check_condition(self.condition, has_relative_video=self.has_relative_video)
         model, robot, window = self.model, self.robot, self.window
         pairs = [
             ("model.latent_channels", model.latent_channels, "video.channels", self.video.channels),

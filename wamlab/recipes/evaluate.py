@@ -13,6 +13,7 @@ from torch import Tensor
 from wamlab.flow import flow_loss, with_noise, with_noise_at
 from wamlab.model.sampler import draw_block_noise, sample_block
 from wamlab.recipes.build import Workbench
+from wamlab.recipes.session import observe_latents, start_history
 from wamlab.score.action import ActionErrors, measure_action_errors
 from wamlab.score.video import measure_frame_errors, psnr_db
 from wamlab.train import autocast, step_generator
@@ -88,8 +89,8 @@ def evaluate(bench: Workbench, held_out: HeldOut) -> Evaluation:
     bench.net.train(was_training)
     actions = torch.cat([actions for _, actions in sampled]).float().cpu().numpy()
     latents = torch.cat([latents for latents, _ in sampled]).float()
-    predicted = bench.encoder.decode(latents).cpu().numpy()
     real = np.stack([clip.frames for clip in held_out.clips])
+    predicted = bench.encoder.decode(latents, torch.from_numpy(real[:, 0]), real.shape[1]).cpu().numpy()
     recorded = np.stack([clip.actions for clip in held_out.clips])
     mask = np.stack([clip.action_mask for clip in held_out.clips])
     count = mask.sum(axis=(0, 1))
@@ -109,12 +110,11 @@ def predict_window(bench: Workbench, batch: Batch, seed: int) -> tuple[Tensor, T
 
     Returns latents [b t c h w], frame 0 being the real one, and actions [b a j] (normalised).
     """
-    recipe, net = bench.recipe, bench.net
+    recipe = bench.recipe
     size = recipe.model.latents_per_block
     generator = step_generator(NOISE_SEED, seed, bench.device)
-    history = net.observe(
-        net.start(batch.text, batch.image), batch.latents[:, :1], _frames(batch.condition, slice(0, 1))
-    )
+    history = start_history(bench, batch.text, batch.image)
+    history = observe_latents(bench, history, batch.latents[:, :1], _frames(batch.condition, slice(0, 1)))
     latents, actions = [batch.latents[:, :1]], []
     for block in range(batch.state.shape[1]):
         span = slice(1 + block * size, 1 + (block + 1) * size)
@@ -126,18 +126,17 @@ def predict_window(bench: Workbench, batch: Batch, seed: int) -> tuple[Tensor, T
             generator,
         )
         block_latents, block_actions = sample_block(
-            net,
+            bench.net,
             history,
             batch.state[:, block : block + 1],
             noise,
-            num_steps=recipe.evaluation.num_sampler_steps,
-            solver=recipe.evaluation.solver,
+            recipe.sampler,
             shift=recipe.noise.shift,
             condition=condition,
         )
         latents.append(block_latents)
         actions.append(block_actions)
-        history = net.observe(history, batch.latents[:, span], condition)
+        history = observe_latents(bench, history, batch.latents[:, span], condition)
     return torch.cat(latents, dim=1), torch.cat(actions, dim=1)
 
 
@@ -154,7 +153,7 @@ def _frames(condition: Tensor | None, span: slice) -> Tensor | None:
 def _measure_losses(bench: Workbench, held_out: HeldOut, level: float | None = None) -> tuple[float, float, float]:
     """Return total, video and action loss under fixed noise: at one level, or as training draws levels."""
     sums = np.zeros(3)
-    loss = partial(flow_loss, bench.net, shift=bench.recipe.noise.shift)
+    loss = partial(flow_loss, bench.net, config=bench.recipe.noise)
     for i, batch in enumerate(held_out.batches):
         generator = step_generator(NOISE_SEED, i, bench.device)
         if level is None:

@@ -87,7 +87,7 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
     examples = bench.examples(clock, first_step=first_step)
     try:
         for record in train(
-            partial(flow_loss, bench.net, shift=recipe.noise.shift),
+            partial(flow_loss, bench.net, config=recipe.noise),
             examples,
             optimizer,
             recipe.train,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,13 +14,13 @@ from wamlab.data.robot import short_name
 from wamlab.data.views import canvas_of
 from wamlab.lab.records import read_json
 from wamlab.lab.run import Run
-from wamlab.model.sampler import draw_block_noise, sample_block
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import recipe_from_dict
 from wamlab.recipes.fit import NORMALIZERS
+from wamlab.recipes.session import begin, plan
 from wamlab.score.success import SuccessRate, measure_success
 from wamlab.sim.vector import TabletopVector
-from wamlab.train import autocast, step_generator
+from wamlab.train import step_generator
 from wamlab.types import Observation
 
 
@@ -29,58 +30,34 @@ class WamPolicy:
     The sampling noise of call ``n`` is drawn from ``(seed, n)``, so a policy with the same seed repeats itself.
     """
 
-    def __init__(
-        self, bench: Workbench, normalizers: Normalizers, *, seed: int = 0, num_sampler_steps: int | None = None
-    ) -> None:
+    def __init__(self, bench: Workbench, normalizers: Normalizers, *, seed: int = 0) -> None:
         self.bench, self.normalizers = bench, normalizers
         self.seed = seed
-        default = bench.recipe.evaluation.num_sampler_steps
-        self.num_sampler_steps = default if num_sampler_steps is None else num_sampler_steps
         self.num_calls = 0
-        robot = bench.recipe.robot
-        _, *self._latent_shape = bench.encoder.video.latent_shape(1, robot.canvas_height_px, robot.canvas_width_px)
 
     @torch.no_grad()
     def __call__(self, observation: Observation) -> np.ndarray:
         """Return robot actions [b a j] for every parallel session."""
-        bench, recipe = self.bench, self.bench.recipe
-        canvas = torch.from_numpy(canvas_of(observation.frames, recipe.robot)).to(bench.device)
-        instructions = [recipe.robot.instruct(task) for task in observation.instructions]
-        state = self.normalizers.state_to_model(observation.state)
+        bench, robot = self.bench, self.bench.recipe.robot
+        canvas = torch.from_numpy(canvas_of(observation.frames, robot)).to(bench.device)
+        session = begin(bench, canvas, [robot.instruct(task) for task in observation.instructions])
         generator = step_generator(self.seed, self.num_calls, bench.device)
         self.num_calls += 1
-        noise = draw_block_noise(
-            len(canvas),
-            (recipe.model.latents_per_block, *self._latent_shape),
-            (recipe.model.actions_per_block, recipe.model.max_action_dim),
-            generator,
-        )
-        num_frames = 1 + recipe.window.frames_per_block
-        latents, condition = bench.encoder.encode_first(canvas, num_frames)
-        with autocast(bench.device, has_bf16=recipe.train.has_bf16):
-            history = bench.net.start(bench.encoder.encode_text(instructions))
-            history = bench.net.observe(history, latents, None if condition is None else condition[:, :1])
-            _, actions = sample_block(
-                bench.net,
-                history,
-                torch.from_numpy(state)[:, None].to(bench.device),
-                noise,
-                num_steps=self.num_sampler_steps,
-                solver=recipe.evaluation.solver,
-                shift=recipe.noise.shift,
-                condition=None if condition is None else condition[:, 1:],
-            )
-        actions = actions.float().cpu().numpy()
-        return self.normalizers.actions_to_robot(actions, observation.state)
+        state = torch.from_numpy(self.normalizers.state_to_model(observation.state))
+        _, actions = plan(bench, session, state, generator)
+        return self.normalizers.actions_to_robot(actions.float().cpu().numpy(), observation.state)
 
 
 def load_policy(run: Run, *, seed: int = 0, num_sampler_steps: int | None = None) -> WamPolicy:
     """Build the policy of a run from its newest checkpoint, averaged weights first; needs no dataset."""
-    bench = Workbench(recipe_from_dict(run.config))
+    recipe = recipe_from_dict(run.config)
+    if num_sampler_steps is not None:
+        recipe = replace(recipe, sampler=replace(recipe.sampler, num_steps=num_sampler_steps, num_evaluations=0))
+    bench = Workbench(recipe)
     load_weights(newest_checkpoint(run.checkpoints), bench.net, is_ema=True)
     bench.net.eval()
     normalizers = normalizers_from_dict(read_json(run.folder / NORMALIZERS))
-    return WamPolicy(bench, normalizers, seed=seed, num_sampler_steps=num_sampler_steps)
+    return WamPolicy(bench, normalizers, seed=seed)
 
 
 def play_tabletop(policy: WamPolicy, family: str, seeds: Sequence[int], *, num_envs: int = 50) -> SuccessRate:

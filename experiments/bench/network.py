@@ -1,0 +1,132 @@
+"""Training forward and backward of the network against its plain form (``tests/plain_network.py``).
+
+    wamlab bench network [--quick] [--json]
+
+The configuration is a 27.8 M parameter network of the 5B's shape: 1,000 tokens a sample, text of 40 tokens padded to
+64 or 512. Every variant has the parameters of the plain form and gives its outputs and gradients to 1e-4.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from wamlab.flow import velocity_loss, with_noise
+from wamlab.lab.table import Table
+from wamlab.model.wam import WAMConfig, WorldActionModel
+from wamlab.speed.compare import compare
+from wamlab.types import Batch, FlowExample, Net
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+from plain_network import plain_forward
+
+CONFIG = WAMConfig(
+    dim=384, layers=8, heads=6, ffn_dim=1536, latent_channels=48, text_dim=4096, text_len=64,
+    latents_per_block=2, actions_per_block=24, max_blocks=4,
+)  # fmt: skip
+NUM_REAL_TEXT = 40
+CASES = {"text 64, batch 1": (64, 1), "text 512, batch 1": (512, 1), "text 64, batch 4": (64, 4)}
+
+
+def make_example(config: WAMConfig, batch_size: int) -> FlowExample:
+    """Draw a training example of four blocks on a 10 x 20 latent grid."""
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(batch_size, *shape, generator=generator)
+
+    num_actions = config.max_blocks * config.actions_per_block
+    batch = Batch(
+        latents=drawn(1 + config.max_blocks * config.latents_per_block, config.latent_channels, 10, 20),
+        actions=drawn(num_actions, config.max_action_dim),
+        action_mask=torch.ones(batch_size, num_actions, config.max_action_dim, dtype=torch.bool),
+        state=drawn(config.max_blocks, config.max_state_dim),
+        text=drawn(NUM_REAL_TEXT, config.text_dim),
+    )
+    return with_noise(batch, generator)
+
+
+def train_step(net: WorldActionModel, forward: Net, example: FlowExample) -> Callable[[], None]:
+    """Return a call that computes the gradients of one step."""
+
+    def step() -> None:
+        for p in net.parameters():
+            p.grad = None
+        seen = example.seen
+        terms = velocity_loss(
+            forward(example.batch, seen), example.target, seen.video_noise_level, seen.action_noise_level,
+            example.batch.action_mask,
+        )  # fmt: skip
+        terms.total.backward()
+
+    return step
+
+
+def gradients(net: WorldActionModel, step: Callable[[], None]) -> dict[str, Tensor]:
+    step()
+    return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+
+
+def matmul_step(config: WAMConfig, batch_size: int) -> Callable[[], None]:
+    """Return the matrix products alone of one plain step, forward and backward: the limit of fusing all else."""
+    num_tokens = batch_size * 1000
+    dim, ffn = config.dim, config.ffn_dim
+    hidden, wide = torch.randn(num_tokens, dim, requires_grad=True), torch.randn(num_tokens, ffn, requires_grad=True)
+    square, up, down = (torch.randn(*shape, requires_grad=True) for shape in ((dim, dim), (ffn, dim), (dim, ffn)))
+
+    def step() -> None:
+        for _ in range(config.layers):
+            for _ in range(6):  # q, k, v, o; q and o of cross-attention
+                F.linear(hidden, square).sum().backward()
+            F.linear(hidden, up).sum().backward()
+            F.linear(wide, down).sum().backward()
+
+    return step
+
+
+def run(*, is_quick: bool) -> dict[str, Any]:
+    """Measure every case; return the figures and print a table a case."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    start_s = time.perf_counter()
+    figures: dict[str, Any] = {}
+    cases = dict(list(CASES.items())[:1]) if is_quick else CASES
+    for case, (text_len, batch_size) in cases.items():
+        config = replace(CONFIG, text_len=text_len)
+        net = WorldActionModel(config)
+        for p in net.parameters():  # heads start at zero; gradients must reach everything
+            if p.requires_grad and not p.any():
+                torch.nn.init.normal_(p, std=0.02)
+        example = make_example(config, batch_size)
+
+        def plain(batch: Batch, noised: Any, net: WorldActionModel = net) -> Any:
+            return plain_forward(net, batch, noised)
+
+        variants = {"plain": train_step(net, plain, example), "wamlab": train_step(net, net, example)}
+        wanted = gradients(net, variants["plain"])
+        worst = {
+            name: max(((found[key] - wanted[key]).norm() / wanted[key].norm().clamp(min=1e-6)).item() for key in wanted)
+            for name, step in list(variants.items())[1:]
+            if (found := gradients(net, step))
+        }
+        variants["matrix products alone"] = matmul_step(config, batch_size)
+        timings = compare(variants, num_rounds=5 if is_quick else 15, budget_s=20 if is_quick else 90)
+        print(f"\n{case}: worst relative gradient difference {max(worst.values()):.1e}")
+        print(Table([timing.row() for timing in timings.values()]))
+        figures[f"speedup_vs_plain, {case}"] = timings["wamlab"].row()["speed-up, median"]
+        figures[f"worst gradient difference, {case}"] = max(worst.values())
+    figures["speedup_vs_plain"] = figures["speedup_vs_plain, text 64, batch 1"]
+    figures["minutes"] = (time.perf_counter() - start_s) / 60
+    return figures
+
+
+if __name__ == "__main__":
+    print(run(is_quick="--quick" in sys.argv))

@@ -1,0 +1,106 @@
+"""Policy sessions: what has been seen, held by the caller; real frames replace predicted ones as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+from torch.nn import functional as F
+
+from wamlab.errors import InputError
+from wamlab.model.kv_cache import History
+from wamlab.model.sampler import draw_block_noise, sample_block
+from wamlab.recipes.build import Workbench
+from wamlab.train import autocast
+
+
+@dataclass(frozen=True)
+class Session:
+    """A batch of parallel sessions: their cached history, and the frames that the next encoding needs."""
+
+    history: History  # twice the sessions with guidance: with the instruction, then with the negative one
+    instructions: tuple[str, ...]
+    first: UInt8[Tensor, "b h w 3"]  # canvas that the window began with
+    newest: UInt8[Tensor, "b h w 3"]
+
+
+def start_history(bench: Workbench, text: Float[Tensor, "b n d"], image: Tensor | None = None) -> History:
+    """Begin histories; with guidance each session begins twice, the second time with the negative instruction."""
+    if bench.recipe.sampler.guidance_scale == 1:
+        return bench.net.start(text, image)
+    negative = bench.encoder.encode_text([bench.recipe.robot.negative_prompt]).expand(len(text), -1, -1)
+    length = max(text.shape[1], negative.shape[1])
+    both = torch.cat([F.pad(t, (0, 0, 0, length - t.shape[1])) for t in (text, negative)])
+    return bench.net.start(both, None if image is None else torch.cat([image, image]))
+
+
+def observe_latents(bench: Workbench, history: History, latents: Tensor, condition: Tensor | None) -> History:
+    """Append real frames to the history of every session, in both halves with guidance."""
+    if bench.recipe.sampler.guidance_scale != 1:
+        latents = torch.cat([latents, latents])
+        condition = None if condition is None else torch.cat([condition, condition])
+    return bench.net.observe(history, latents, condition)
+
+
+@torch.no_grad()
+def begin(bench: Workbench, frames: UInt8[Tensor, "b h w 3"], instructions: Sequence[str]) -> Session:
+    """Begin sessions with the canvas each one sees first."""
+    latents, condition = bench.encoder.encode_first(frames, 1)
+    with autocast(bench.device, has_bf16=bench.recipe.train.has_bf16):
+        history = start_history(bench, bench.encoder.encode_text(instructions))
+        history = observe_latents(bench, history, latents, condition)
+    return Session(history, tuple(instructions), frames, frames)
+
+
+@torch.no_grad()
+def observe(bench: Workbench, session: Session, frames: UInt8[Tensor, "b t h w 3"]) -> Session:
+    """Append the real frames of one executed block.
+
+    A window that has become full slides, keeping the frame it began with, or begins anew with the newest frame as the
+    reference does (``sampler.when_full``).
+    """
+    window = bench.recipe.window
+    if frames.shape[1] != window.frames_per_block:
+        raise InputError(f"a block has {window.frames_per_block} frames, not {frames.shape[1]}")
+    newest = frames[:, -1]
+    is_full = session.history.num_frames + window.latents_per_block > 1 + (
+        (window.max_blocks - 1) * window.latents_per_block
+    )
+    if is_full and (bench.recipe.sampler.when_full == "restart" or window.max_blocks == 1):
+        return begin(bench, newest, session.instructions)
+    latents, condition = bench.encoder.encode_block(session.first, session.newest, frames)
+    with autocast(bench.device, has_bf16=bench.recipe.train.has_bf16):
+        history = observe_latents(bench, session.history, latents, condition)
+    if is_full:
+        history = history.slid(window.latents_per_block)
+    return replace(session, history=history, newest=newest)
+
+
+@torch.no_grad()
+def plan(
+    bench: Workbench, session: Session, state: Float[Tensor, "b k"], generator: torch.Generator
+) -> tuple[Float[Tensor, "b t c h w"], Float[Tensor, "b a j"]]:
+    """Sample the next block of every session: latents, and actions as the network has them (normalised)."""
+    recipe = bench.recipe
+    first = session.first
+    _, *latent_shape = bench.encoder.video.latent_shape(1, *first.shape[1:3])
+    noise = draw_block_noise(
+        len(first),
+        (recipe.model.latents_per_block, *latent_shape),
+        (recipe.model.actions_per_block, recipe.model.max_action_dim),
+        generator,
+    )
+    _, condition = bench.encoder.encode_first(first, 1 + recipe.window.frames_per_block)
+    with autocast(bench.device, has_bf16=recipe.train.has_bf16):
+        return sample_block(
+            bench.net,
+            session.history,
+            state[:, None].to(bench.device),
+            noise,
+            recipe.sampler,
+            shift=recipe.noise.shift,
+            condition=None if condition is None else condition[:, 1:],
+        )
