@@ -20,10 +20,11 @@ from wamlab.data.write import write_dataset
 from wamlab.errors import InputError
 from wamlab.lab.run import Run, find_run, open_run, read_evaluations, read_metrics
 from wamlab.recipes.build import Workbench
-from wamlab.recipes.config import Recipe, find_recipe, recipe_from_dict, tiny, tiny_video
+from wamlab.recipes.config import Recipe, recipe_from_dict, tiny, tiny_video
 from wamlab.recipes.evaluate import copy_last, read_held_out
 from wamlab.recipes.fit import fit, start_run, summarize
 from wamlab.recipes.policy import load_policy, play_tabletop
+from wamlab.recipes.published import find_recipe
 from wamlab.sim.experts import play_episodes
 
 

@@ -1,11 +1,13 @@
 """Checkpoints: everything a run needs to go on bit for bit, written whole or not at all.
 
 A checkpoint is a folder ``step_00001000`` with ``model.safetensors``, ``ema.safetensors`` (if there is an
-average), ``optimizer.pt`` (loaded with ``weights_only=True``) and ``state.json``.
+average), ``optimizer.pt`` (loaded with ``weights_only=True``) and ``state.json``. Of a network with adapters only they
+and what else is trained are stored, with the fingerprint of the frozen weights that they belong to.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -15,17 +17,22 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wamlab.errors import InputError
+from wamlab.model.key_maps import LORA_LEAVES
+from wamlab.model.lora import split_lora
 from wamlab.train import Ema
+
+NUM_SAMPLED = 64  # values of a frozen tensor that enter a fingerprint
 
 
 def write_checkpoint(
     folder: Path, step: int, net: nn.Module, optimizer: Optimizer, ema: Ema | None, *, num_kept: int = 2
 ) -> Path:
     """Write the checkpoint of a step below ``folder``, then remove all but the newest ``num_kept``."""
+    base, stored = _split(net)
     target = folder / f"step_{step:08d}"
     partial, replaced = folder / f".{target.name}.partial", folder / f".{target.name}.replaced"
     for leftover in folder.glob(".step_*"):  # of a process that was killed in here
@@ -33,7 +40,7 @@ def write_checkpoint(
     partial.mkdir(parents=True)
     try:
         save_file(
-            {name: tensor.contiguous() for name, tensor in net.state_dict().items()},
+            {name: tensor.contiguous() for name, tensor in stored.items()},
             partial / "model.safetensors",
         )
         if ema is not None:
@@ -42,7 +49,7 @@ def write_checkpoint(
             {"optimizer": optimizer.state_dict(), "torch_rng": torch.get_rng_state()},
             partial / "optimizer.pt",
         )
-        (partial / "state.json").write_text(json.dumps({"step": step, "has_ema": ema is not None}))
+        (partial / "state.json").write_text(json.dumps({"step": step, "has_ema": ema is not None, "base": base}))
         if target.exists():
             target.rename(replaced)
         partial.rename(target)
@@ -73,11 +80,20 @@ def newest_checkpoint(folder: Path) -> Path:
 
 
 def load_weights(checkpoint: Path, net: nn.Module, *, is_ema: bool = False) -> None:
-    """Put a checkpoint's weights, or their moving average, into a network; missing or extra keys raise."""
+    """Put a checkpoint's weights, or their moving average, into a network; missing or extra keys raise.
+
+    A checkpoint of adapters needs a network that has them, beside the base it was trained on.
+    """
+    base, stored = _split(net)
+    if (named := _read_state(checkpoint)["base"]) != base:
+        raise InputError(
+            f"{checkpoint} was trained beside the frozen weights {named}, this network has {base}: "
+            "give the start and the adapters of its own recipe"
+        )
     weights = _read_tensors(checkpoint / "model.safetensors")
     if is_ema and (checkpoint / "ema.safetensors").exists():
         weights |= _read_tensors(checkpoint / "ema.safetensors")
-    expected = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in stored.items()}
     given = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if expected != given:
         wrong = sorted(name for name in expected.keys() | given.keys() if expected.get(name) != given.get(name))
@@ -86,7 +102,9 @@ def load_weights(checkpoint: Path, net: nn.Module, *, is_ema: bool = False) -> N
             f"{checkpoint} does not fit this network in {len(wrong)} tensors, the first being {first} "
             f"(network {expected.get(first)}, file {given.get(first)}): build it from the run's own config"
         )
-    net.load_state_dict(weights)
+    with torch.no_grad():
+        for name, tensor in stored.items():
+            tensor.copy_(weights[name])
 
 
 def load_checkpoint(checkpoint: Path, net: nn.Module, optimizer: Optimizer, ema: Ema | None) -> int:
@@ -112,10 +130,22 @@ def load_checkpoint(checkpoint: Path, net: nn.Module, optimizer: Optimizer, ema:
     return state["step"]
 
 
+def _split(net: nn.Module) -> tuple[str | None, dict[str, Tensor]]:
+    """Return what a checkpoint stores, and the fingerprint of the frozen base left out beside adapters (else None)."""
+    if not any(name.endswith(LORA_LEAVES) for name, _ in net.named_parameters()):
+        return None, net.state_dict()
+    base, stored = split_lora(net)
+    digest = hashlib.sha256()
+    for name, tensor in sorted(base.items()):
+        values = tensor.flatten()[:: max(1, tensor.numel() // NUM_SAMPLED)]
+        digest.update(f"{name} {list(tensor.shape)} ".encode() + values.float().cpu().numpy().tobytes())
+    return digest.hexdigest(), stored
+
+
 def _read_state(checkpoint: Path) -> dict[str, Any]:
     try:
         state = json.loads((checkpoint / "state.json").read_text())
-        return {"step": int(state["step"]), "has_ema": bool(state["has_ema"])}
+        return {"step": int(state["step"]), "has_ema": bool(state["has_ema"]), "base": state.get("base")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{checkpoint / 'state.json'} cannot be read ({error!r}): delete {checkpoint}") from error
 

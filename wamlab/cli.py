@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from tyro.conf import Positional, UseAppendAction
+from tyro.conf import AvoidSubcommands, Positional, UseAppendAction
 
 from wamlab.errors import InputError
+from wamlab.recipes.commands import convert_weights, inspect_weights, show_robot
 
 
 def make_data(
@@ -185,6 +186,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "runs": list_all_runs,
     "show": show,
     "play": play,
+    "robot": show_robot,
+    "weights inspect": inspect_weights,
+    "weights convert": convert_weights,
     "demo": demo,
 }
 USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --help after its name
@@ -196,6 +200,10 @@ USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --hel
   runs                        list the runs
   show [RUN]                  print a run's key figures and write its report
   play [RUN]                  play a run's policy on the tabletop
+  robot FILE                  check a robot file, also against a dataset; list those that come with the library
+  weights inspect PATH        say what a published checkpoint holds and which network it fits
+  weights convert SOURCE TARGET --layout LAYOUT
+                              write a checkpoint in another layout or number type
   demo                        dataset, training and result in one go"""
 
 
@@ -224,13 +232,13 @@ def _interrupt(*_: object) -> None:
 
 
 def _run(words: list[str]) -> None:
-    if not words or words[0] in ("-h", "--help") or words in (["data", "--help"], ["train", "--help"]):
+    if not words or words[0] in ("-h", "--help") or words in ([w, "--help"] for w in ("data", "train", "weights")):
         print(USAGE)
         return
     if words[0] == "train":
         _train(words[1:])
         return
-    name = " ".join(words[:2]) if words[0] == "data" else words[0]
+    name = " ".join(words[:2]) if words[0] in ("data", "weights") else words[0]
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, [*COMMANDS, "train"], n=1, cutoff=0.4)
         hint = f'did you mean "{near[0]}"?' if near else "`wamlab --help` lists them"
@@ -239,14 +247,33 @@ def _run(words: list[str]) -> None:
 
 
 def _train(words: list[str]) -> None:
-    from wamlab.recipes.config import RECIPES, find_recipe
-    from wamlab.recipes.order import TrainOrder
+    from wamlab.recipes.order import TrainOrder, with_robot
+    from wamlab.recipes.published import RECIPES, find_recipe
 
     if not words or words[0].startswith("-"):
         raise InputError(f"name a recipe to train, one of {', '.join(RECIPES)}: wamlab train {next(iter(RECIPES))}")
-    default = TrainOrder(find_recipe(words[0]))
-    order = tyro.cli(TrainOrder, default=default, args=words[1:], prog=f"wamlab train {words[0]}")
+    recipe, robot_file = find_recipe(words[0]), _value_of("--robot-file", words)
+    if robot_file:  # first, so that the other options can change what it says
+        recipe = with_robot(recipe, robot_file)
+    order = tyro.cli(
+        TrainOrder,
+        default=TrainOrder(recipe),
+        args=words[1:],
+        prog=f"wamlab train {words[0]}",
+        config=(AvoidSubcommands,),
+    )
     train_recipe(order.recipe, order.runs, is_resumed=order.resume)
+
+
+def _value_of(option: str, words: list[str]) -> str:
+    """Return an option's value before the options are parsed; nothing if it is not there."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word.replace("_", "-") == option:
+            return following
+        name, _, value = word.partition("=")
+        if name.replace("_", "-") == option:
+            return value
+    return ""
 
 
 if __name__ == "__main__":

@@ -26,8 +26,11 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from wamlab.errors import InputError, check_range
 from wamlab.flow import NoiseConfig, with_noise
+from wamlab.model.lora import LoraConfig
 from wamlab.speed.clock import Clock, measure_memory_gib
 from wamlab.types import Batch, FlowExample, Loss, LossTerms, StepRecord
+
+OPTIMIZERS = ("adamw", "adamw8bit")
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,10 @@ class TrainConfig:
     epsilon: float = 1e-8
     weight_decay: float = 1e-5  # matrices only, never biases, norms or modulation
     max_gradient_norm: float = 1.0
-    ema_decay: float = 0.0  # 0 keeps no average of the weights
+    ema_decay: float = 0.0  # 0 keeps no average of the trained weights
+    optimizer: str = "adamw"  # or "adamw8bit": its two averages in a byte a weight each (the extra adamw8bit)
+    lora: LoraConfig | None = None  # train adapters beside frozen weights; None: train the weights
+    frozen: tuple[str, ...] = ()  # patterns of names of parameters not to train, e.g. "blocks.*.ffn.*"
     has_bf16: bool = True  # bf16 autocast where the device computes bf16 natively
     seed: int = 0
 
@@ -56,6 +62,8 @@ class TrainConfig:
         check_range("train", self, 1e-6, math.inf, "max_gradient_norm")
         check_range("train", self, 0, 1, "warmup_fraction", "final_rate_fraction")
         check_range("train", self, 0, 0.999999, "beta1", "beta2", "ema_decay")
+        if self.optimizer not in OPTIMIZERS:
+            raise InputError(f'train.optimizer is "{self.optimizer}": give one of {", ".join(OPTIMIZERS)}')
         if self.batch_size % self.num_micro_batches:
             raise InputError(
                 f"train.batch_size {self.batch_size} does not divide into {self.num_micro_batches} "
@@ -63,19 +71,29 @@ class TrainConfig:
             )
 
 
-def adamw(net: nn.Module, config: TrainConfig) -> AdamW:
-    """Return AdamW with weight decay on matrices only, fused where the device has such a kernel."""
+def adamw(net: nn.Module, config: TrainConfig) -> Optimizer:
+    """Return AdamW over what is trained, with weight decay on matrices only, those of adapters among them.
+
+    The 8-bit kind is bitsandbytes' (arXiv 2110.02861); it keeps tensors of fewer than 4096 values in float32.
+    """
     trainable = {name: p for name, p in net.named_parameters() if p.requires_grad}
     matrices = [p for name, p in trainable.items() if p.ndim >= 2 and not name.endswith(("modulation", ".b"))]
     kept = {id(p) for p in matrices}
     others = [p for p in trainable.values() if id(p) not in kept]
-    return AdamW(
-        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        eps=config.epsilon,
-        fused=True,
-    )
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
+    if not groups:
+        raise InputError("every parameter is frozen: take a pattern out of train.frozen")
+    settings: dict[str, Any] = {
+        "lr": config.learning_rate, "betas": (config.beta1, config.beta2), "eps": config.epsilon,
+    }  # fmt: skip
+    if config.optimizer == "adamw":
+        return AdamW(groups, **settings, fused=True)
+    try:
+        from bitsandbytes.optim.adamw import AdamW8bit
+    except ImportError as error:
+        raise InputError(f"bitsandbytes cannot be imported ({error}): run pip install -e '.[adamw8bit]'") from error
+    return AdamW8bit(groups, **settings)
 
 
 def cosine_rate(step: int, config: TrainConfig) -> float:

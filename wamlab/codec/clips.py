@@ -45,6 +45,16 @@ class TextEncoder(Protocol):
     def encode(self, instructions: Sequence[str]) -> Tensor: ...
 
 
+@runtime_checkable
+class ImageEncoder(Protocol):
+    """What turns first frames into image tokens."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def encode(self, frames: Tensor) -> Tensor: ...
+
+
 def check_condition(condition: str, *, has_relative_video: bool) -> None:
     """Refuse a condition that does not exist, or that lacks what relative video is relative to."""
     if condition not in CONDITIONS:
@@ -65,13 +75,14 @@ class ClipEncoder:
         self,
         video: VideoCodec,
         text: TextEncoder,
+        image: ImageEncoder | None = None,
         *,
         device: torch.device | str = "cpu",
         condition: str = "none",
         has_relative_video: bool = False,
     ) -> None:
         check_condition(condition, has_relative_video=has_relative_video)
-        self.video, self.text = video, text
+        self.video, self.text, self.image = video, text, image
         self.device = torch.device(device)
         self.condition = condition
         self.has_relative_video = has_relative_video
@@ -96,6 +107,7 @@ class ClipEncoder:
             state=self._stacked([clip.state for clip in clips]),
             text=self.encode_text([clip.instruction for clip in clips]),
             condition=condition,
+            image=self.encode_image(frames[:, 0]),
         )
 
     @torch.no_grad()
@@ -131,6 +143,11 @@ class ClipEncoder:
         mask = torch.zeros_like(latents[:, :, :1]).repeat(1, 1, MASK_CHANNELS, 1, 1)
         mask[:, 0] = 1
         return torch.cat([mask, latents], dim=2)
+
+    @torch.no_grad()
+    def encode_image(self, first: UInt8[Tensor, "b h w 3"]) -> Float[Tensor, "b m i"] | None:
+        """Encode first frames to image tokens, where the run has them."""
+        return None if self.image is None else self.image.encode(first.to(self.device))
 
     def encode_text(self, instructions: Sequence[str]) -> Float[Tensor, "b n d"]:
         """Encode instructions, each distinct one once in the encoder's life."""

@@ -148,6 +148,7 @@ def read_umt5(
     config: Mapping[str, Any] | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
+    max_tokens: int = MAX_TOKENS,
 ) -> Umt5TextEncoder:
     """Read native weights, and a tokenizer from its folder (Wan's checkpoints hold it as ``google/umt5-xxl``)."""
     model = empty_umt5(config)
@@ -155,4 +156,4 @@ def read_umt5(
         raise InputError(f"there is no tokenizer folder {tokenizer}: give Wan's google/umt5-xxl folder")
     words = import_library("transformers").AutoTokenizer.from_pretrained(str(tokenizer))
     load_native_umt5(model, read_tensors(path, prefix))
-    return Umt5TextEncoder(model, words, device=device, dtype=dtype)
+    return Umt5TextEncoder(model, words, device=device, dtype=dtype, max_tokens=max_tokens)

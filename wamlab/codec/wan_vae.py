@@ -213,13 +213,13 @@ def load_native_wan_vae(vae: Any, tensors: Mapping[str, Tensor]) -> None:
     load_native(vae, tensors, wan_vae_sources(vae))
 
 
-def empty_wan_vae(version: str = "2.2") -> Any:
-    """Return a ``diffusers.AutoencoderKLWan`` without memory, to be loaded."""
+def empty_wan_vae(version: str = "2.2", config: Mapping[str, Any] | None = None) -> Any:
+    """Return a ``diffusers.AutoencoderKLWan`` without memory, to be loaded; of published size unless told otherwise."""
     if version not in VERSIONS:
         raise InputError(f'there is no Wan autoencoder "{version}": give one of {", ".join(VERSIONS)}')
     diffusers = import_library("diffusers")
     with torch.device("meta"):
-        return diffusers.AutoencoderKLWan(**VERSIONS[version])
+        return diffusers.AutoencoderKLWan(**(config or VERSIONS[version]))
 
 
 def read_wan_vae(
@@ -227,12 +227,13 @@ def read_wan_vae(
     version: str = "2.2",
     *,
     prefix: str = "",
+    config: Mapping[str, Any] | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     memory_gib: int | float = 8,
     compile_backend: str | None = None,
 ) -> WanVideoCodec:
     """Read the native weights of an autoencoder."""
-    vae = empty_wan_vae(version)
+    vae = empty_wan_vae(version, config)
     load_native_wan_vae(vae, read_tensors(path, prefix))
     return WanVideoCodec(vae, device=device, dtype=dtype, memory_gib=memory_gib, compile_backend=compile_backend)

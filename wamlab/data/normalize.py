@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Num
 
 from wamlab.data.lerobot import RobotDataset
-from wamlab.data.robot import RobotConfig, column_dim
+from wamlab.data.robot import RobotConfig, column_parts, stored_dim
 from wamlab.errors import InputError
 
 MAX_MEASURED_ROWS = 100_000  # relative actions start from at most about so many rows: 77 MB at 24 x 8 floats
@@ -147,14 +147,18 @@ def measure_normalizers(
 
 
 def read_vectors(dataset: RobotDataset, episode: int, column: str | None) -> Float32[np.ndarray, "t j"]:
-    """Return a column of an episode as vectors, of 0 dimensions where ``column`` is None.
+    """Return a column of an episode as vectors, its parts joined; of 0 dimensions where ``column`` is None.
 
     Raises InputError naming the first row that holds a NaN or infinity.
     """
     length = int(dataset.lengths[episode])
     if column is None:
         return np.zeros((length, 0), np.float32)
-    values = dataset.rows(episode, column).reshape(length, -1).astype(np.float32, copy=False)
+    parts = [
+        dataset.rows(episode, part.name).reshape(length, -1)[:, part.span].astype(np.float32, copy=False)
+        for part in column_parts(column)
+    ]
+    values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
     if not np.isfinite(values).all():
         row = int((~np.isfinite(values)).any(axis=1).argmax())
         raise InputError(
@@ -186,8 +190,13 @@ def _sample_relative(
 
 def _stored(dataset: RobotDataset, column: str | None, name: str) -> Float64[np.ndarray, " j"]:
     """Return a copy of one statistic of a column; nothing for no column."""
-    values = np.zeros(0) if column is None else dataset.stats(column)[name]
-    values = np.array(values, np.float64).reshape(column_dim(dataset, column))
+    values = np.concatenate(
+        [
+            np.array(dataset.stats(part.name)[name], np.float64).reshape(stored_dim(dataset, part.name))[part.span]
+            for part in column_parts(column)
+        ]
+        or [np.zeros(0)]
+    )
     if not np.isfinite(values).all():
         raise InputError(f"{dataset.root}: statistic {name} of column {column} is not finite: {values.tolist()}")
     return values

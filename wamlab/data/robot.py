@@ -20,6 +20,7 @@ from wamlab.errors import InputError
 IMAGES = "observation.images."  # how LeRobot prefixes the names of cameras
 VIEWS = {"single": (1, 1), "row": (1, 8), "grid": (2, 4), "droid": (3, 3)}  # fewest and most cameras of a layout
 NORMALIZATIONS = ("q99", "min_max", "mean_std")
+PART = re.compile(r"([^\s\[\]+]+)(?:\[(\d+)(?::(\d+))?\])?")  # of a column: its name, [place] or [first:end]
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,16 @@ class RobotConfig:
     view_width_px: int = 96
     crop_fraction: float = 0.95  # of height and width: at a random place in training, the centre otherwise
     has_color_jitter: bool = field(default=True, kw_only=True)  # in training
-    state_column: str | None = "observation.state"  # None: the robot records no state
-    action_column: str | None = "action"  # None: a video-only dataset, nothing to learn about actions
+    # Columns are joined and cut like "joints[0:7] + gripper"; None: the robot records no state, or no actions to learn.
+    state_column: str | None = "observation.state"
+    action_column: str | None = "action"
     relative_dims: tuple[int, ...] = ()  # of the action, taken relative to the state at the block's start
     normalization: str = "q99"  # "q99", "min_max" or "mean_std"
     prompt: str = "{task}"
     negative_prompt: str = ""  # what guidance steers the video away from
     max_action_dim: int = 32  # actions and states are padded with zeros to these
     max_state_dim: int = 64
+    control_hz: int | float = 0.0  # ticks a second that datasets must have; 0: any
 
     def __post_init__(self) -> None:
         if wrong := list(self._problems()):
@@ -65,8 +68,18 @@ class RobotConfig:
             yield f"relative_dims {self.relative_dims} must be different and not negative"
         if self.relative_dims and (self.state_column is None or self.action_column is None):
             yield "relative_dims need both a state_column and an action_column"
+        for column in (self.state_column, self.action_column):
+            if column is not None and not all(PART.fullmatch(text.strip()) for text in column.split("+")):
+                yield f'column "{column}" is not written like "joints[0:7] + gripper"'
+        if not 0 <= self.control_hz < float("inf"):
+            yield f"control_hz is {self.control_hz}, need a number from 0 up"
         if unknown := set(re.findall(r"{(.*?)}", self.prompt)) - {"task"}:
             yield f"prompt {self.prompt!r} has {{{min(unknown)}}}, only {{task}} is known"
+
+    @property
+    def is_augmenting(self) -> bool:
+        """Say whether training clips differ from the plain view of their frames."""
+        return self.crop_fraction < 1 or self.has_color_jitter
 
     @property
     def canvas_height_px(self) -> int:
@@ -98,7 +111,7 @@ def robot_from_dict(values: dict[str, Any], *, where: str = "robot") -> RobotCon
     known = [f.name for f in fields(RobotConfig)]
     for name in values:
         if name not in known:
-            raise InputError(f"{where} has no setting {name!r}{_nearest(name, known)}")
+            raise InputError(f"{where} has no setting {name!r}{nearest(name, known)}")
     given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
     return RobotConfig(**given)
 
@@ -113,41 +126,91 @@ def full_name(camera: str, cameras: Sequence[str]) -> str | None:
     return next((name for name in (camera, IMAGES + camera) if name in cameras), None)
 
 
-def column_dim(dataset: RobotDataset, column: str | None) -> int:
-    """Return the number of dimensions of a column; 0 for None."""
-    return 0 if column is None else int(np.prod(dataset.rows(0, column).shape[1:], dtype=int))
+@dataclass(frozen=True)
+class ColumnPart:
+    """A column of a dataset, or some neighbouring dimensions of it."""
+
+    name: str
+    first: int = 0
+    end: int | None = None  # None: all that follow
+
+    @property
+    def span(self) -> slice:
+        return slice(self.first, self.end)
 
 
-def check_robot(robot: RobotConfig, dataset: RobotDataset, window: WindowConfig) -> None:
-    """Raise one InputError that names everything in which a dataset differs from the configuration."""
-    if wrong := list(_mismatches(robot, dataset, window)):
+def column_parts(column: str | None) -> tuple[ColumnPart, ...]:
+    """Return what a column of the configuration is joined from, in order; nothing for None."""
+    parts = []
+    for text in [] if column is None else column.split("+"):
+        found = PART.fullmatch(text.strip())
+        if found is None:
+            raise InputError(f'column "{column}" is not written like "joints[0:7] + gripper"')
+        name, first, end = found.groups()
+        start = int(first or 0)
+        parts.append(ColumnPart(name, start, int(end) if end else start + 1 if first else None))
+    return tuple(parts)
+
+
+def stored_dim(dataset: RobotDataset, name: str) -> int:
+    """Return the number of dimensions of a dataset's own column."""
+    return int(np.prod(dataset.rows(0, name).shape[1:], dtype=int))
+
+
+def check_robot(
+    robot: RobotConfig, dataset: RobotDataset, window: WindowConfig | None = None, *, patch_px: int = 1
+) -> None:
+    """Raise one InputError that names everything in which a dataset and a codec differ from the configuration.
+
+    ``patch_px`` is the side of what becomes one token; a canvas must divide into such patches.
+    """
+    if wrong := list(list_mismatches(robot, dataset, window, patch_px=patch_px)):
         raise InputError(f"dataset {dataset.root}: " + "; ".join(wrong))
 
 
-def _mismatches(robot: RobotConfig, dataset: RobotDataset, window: WindowConfig) -> Iterator[str]:
+def list_mismatches(
+    robot: RobotConfig, dataset: RobotDataset, window: WindowConfig | None, *, patch_px: int = 1
+) -> Iterator[str]:
+    """Say what of a dataset does not fit; without a window its length is not looked at."""
     for camera in robot.cameras:
         if full_name(camera, dataset.cameras) is None:
             known = [short_name(name) for name in dataset.cameras]
-            yield f"no camera {camera!r}{_nearest(short_name(camera), known)}"
+            yield f"no camera {camera!r}{nearest(short_name(camera), known)}"
     dims: dict[str, int] = {}
     for name in ("state", "action"):
         column, most = getattr(robot, f"{name}_column"), getattr(robot, f"max_{name}_dim")
-        if column is not None and not dataset.has_column(column):
-            yield f"no column {column!r}: name another {name}_column, or None if there is none"
-        elif column is not None:
-            dims[name] = column_dim(dataset, column)
-            if dims[name] > most:
-                yield f"column {column!r} has {dims[name]} dimensions, more than max_{name}_dim {most}"
+        total = 0
+        for part in column_parts(column):
+            if not dataset.has_column(part.name):
+                yield f"no column {part.name!r}: name another {name}_column, or None if there is none"
+                break
+            available = stored_dim(dataset, part.name)
+            if part.first >= available or (part.end or 0) > available or part.end == part.first:
+                yield f"column {part.name!r} has {available} dimensions, so not those of {name}_column {column!r}"
+                break
+            total += len(range(available)[part.span])
+        else:
+            if column is not None:
+                dims[name] = total
+            if total > most:
+                yield f"column {column!r} has {total} dimensions, more than max_{name}_dim {most}"
     for name, dim in dims.items():
         if outside := [i for i in robot.relative_dims if i >= dim]:
             yield f"relative_dims {outside} are outside the {dim} dimensions of the {name}"
+    if robot.control_hz and abs(robot.control_hz / dataset.fps - 1) > 0.01:
+        yield f"it has {dataset.fps:g} ticks a second, control_hz is {robot.control_hz:g}"
+    for name in ("canvas_height_px", "canvas_width_px"):
+        if getattr(robot, name) % patch_px:
+            yield f"{name} is {getattr(robot, name)}, not a multiple of a patch's {patch_px} px"
+    if window is None:
+        return
     longest = int(max(dataset.lengths, default=0))
     needed = window.num_rows if window.is_full_only else max(window.block_ticks + 1, window.actions_per_block)
     if longest < needed:
         yield f"a window needs {needed} rows, the longest episode has {longest}: take fewer or shorter blocks"
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
+def nearest(name: str, known: Sequence[str]) -> str:
     """Say what was probably meant."""
     near = difflib.get_close_matches(name, known, cutoff=0.5)
     if near:

@@ -10,17 +10,18 @@ from functools import cached_property
 import torch
 
 from wamlab.codec.clips import ClipEncoder
-from wamlab.codec.text import HashTextEncoder
-from wamlab.codec.video import DctCodec
+from wamlab.codec.pretrained import make_image_encoder, make_text_encoder, make_video_codec
 from wamlab.data.clips import ClipReader, split_episodes
 from wamlab.data.lerobot import RobotDataset, open_dataset
 from wamlab.data.loader import load_clips
 from wamlab.data.robot import check_robot
 from wamlab.errors import InputError
+from wamlab.model.lora import freeze, with_lora
 from wamlab.model.wam import WorldActionModel
+from wamlab.model.weights import load_pretrained
 from wamlab.recipes.config import Recipe
 from wamlab.speed.clock import Clock
-from wamlab.train import noised_examples
+from wamlab.train import noised_examples, step_generator
 from wamlab.types import FlowExample
 
 
@@ -52,7 +53,7 @@ class Workbench:
     @cached_property
     def dataset(self) -> RobotDataset:
         dataset = open_dataset(self.recipe.data.root, backend=self.recipe.data.backend)
-        check_robot(self.recipe.robot, dataset, self.recipe.window)
+        check_robot(self.recipe.robot, dataset, self.recipe.window, patch_px=self.recipe.patch_px)
         return dataset
 
     @cached_property
@@ -78,8 +79,9 @@ class Workbench:
     @cached_property
     def encoder(self) -> ClipEncoder:
         return ClipEncoder(
-            DctCodec(self.recipe.video, self.device),
-            HashTextEncoder(self.recipe.text),
+            make_video_codec(self.recipe.video, self.device),
+            make_text_encoder(self.recipe.text, self.device),
+            make_image_encoder(self.recipe.image, self.device),
             device=self.device,
             condition=self.recipe.condition,
             has_relative_video=self.recipe.has_relative_video,
@@ -87,8 +89,21 @@ class Workbench:
 
     @cached_property
     def net(self) -> WorldActionModel:
-        torch.manual_seed(self.recipe.train.seed)
-        return WorldActionModel(self.recipe.model).to(self.device)
+        """Build the network: drawn from the seed or read from ``start``, then adapters, then frozen parameters."""
+        recipe, train = self.recipe, self.recipe.train
+        torch.manual_seed(train.seed)
+        generator = step_generator(train.seed, 0)
+        if recipe.start is None:
+            net = WorldActionModel(recipe.model).to(self.device)
+        else:
+            with torch.device("meta"):
+                net = WorldActionModel(recipe.model)
+            net.to_empty(device=self.device)
+            load_pretrained(net, recipe.start, generator=generator)
+        if train.lora is not None:
+            with_lora(net, train.lora, generator)
+        freeze(net, train.frozen)
+        return net
 
     def examples(self, clock: Clock, *, first_step: int = 0) -> Generator[FlowExample, None, None]:
         """Yield the noised training batches after ``first_step`` finished steps, timing data and encoding."""

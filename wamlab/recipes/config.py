@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from wamlab.codec.clips import check_condition
+from wamlab.codec.pretrained import ClipConfig, Umt5Config, WanVaeConfig
 from wamlab.codec.text import HashTextConfig
 from wamlab.codec.video import DctConfig
 from wamlab.data.robot import RobotConfig
@@ -59,8 +60,9 @@ class Recipe:
     data: DataConfig = field(default_factory=DataConfig)
     robot: RobotConfig = field(default_factory=RobotConfig)
     window: WindowConfig = field(default_factory=WindowConfig)
-    video: DctConfig = field(default_factory=DctConfig)
-    text: HashTextConfig = field(default_factory=HashTextConfig)
+    video: DctConfig | WanVaeConfig = field(default_factory=DctConfig)
+    text: HashTextConfig | Umt5Config = field(default_factory=HashTextConfig)
+    image: ClipConfig | None = None  # encodes first frames for networks with model.has_image
     model: WAMConfig = field(default_factory=presets.tiny)
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -68,6 +70,7 @@ class Recipe:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     condition: str = "none"  # joined to the latents' channels: "grey" (published image-to-video) or "repeat"
     has_relative_video: bool = False  # predict the change since the repeated first frame
+    start: Path | None = None  # published weights to begin from, in any layout of model/weights.py; None: the seed
     checkpoint_every: int = 300  # steps; also at the end
     device: str = "auto"  # "cpu", "cuda", "cuda:1"; auto takes CUDA if there is any
 
@@ -82,20 +85,28 @@ class Recipe:
             ("model.max_state_dim", model.max_state_dim, "robot.max_state_dim", robot.max_state_dim),
             ("model.latents_per_block", model.latents_per_block, "window.latents_per_block", window.latents_per_block),
             ("model.actions_per_block", model.actions_per_block, "window.actions_per_block", window.actions_per_block),
+            ("model.has_image", model.has_image, "image is not None", self.image is not None),
             ("model.has_condition", model.has_condition, 'condition != "none"', self.condition != "none"),
             ("model.max_blocks", model.max_blocks, "window.max_blocks", window.max_blocks),
         ]
-        wrong = [f"{a} {x} and {b} {y}" for a, x, b, y in pairs if x != y]
+        if self.image is not None:
+            pairs.append(("model.image_dim", model.image_dim, "image.dim", self.image.dim))
+        differing = [f"{a} {x} and {b} {y}" for a, x, b, y in pairs if x != y]
+        wrong = [f"{'; '.join(differing)} differ: give both the same value"] if differing else []
+        wrong += [
+            f"robot.{name} is {getattr(robot, name)}, not a multiple of a patch's {self.patch_px} px: "
+            "change robot.view_height_px or robot.view_width_px"
+            for name in ("canvas_height_px", "canvas_width_px")
+            if getattr(robot, name) % self.patch_px
+        ]
         if wrong:
-            raise InputError(f"recipe {self.name}: {'; '.join(wrong)} differ: give both the same value")
+            raise InputError(f"recipe {self.name}: {'; '.join(wrong)}")
         check_range("recipe", self, 1, math.inf, "checkpoint_every")
-        patch_px = PATCH_PX * self.video.spatial_stride
-        for name in ("canvas_height_px", "canvas_width_px"):
-            if getattr(robot, name) % patch_px:
-                raise InputError(
-                    f"recipe {self.name}: robot.{name} is {getattr(robot, name)}, not a multiple of a patch's "
-                    f"{patch_px} px: change robot.view_height_px or robot.view_width_px"
-                )
+
+    @property
+    def patch_px(self) -> int:
+        """Return the side of what becomes one token."""
+        return PATCH_PX * self.video.spatial_stride
 
 
 def small_model(**changes: Any) -> WAMConfig:
@@ -163,36 +174,30 @@ def tiny_video() -> Recipe:
     )
 
 
-RECIPES: dict[str, Callable[[], Recipe]] = {recipe.__name__: recipe for recipe in (tiny, tiny_video)}
-
-
-def find_recipe(name: str) -> Recipe:
-    """Return a recipe by name; an unknown one raises with the nearest name."""
-    if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(RECIPES)}"
-        raise InputError(f'there is no recipe "{name}": {hint}')
-    return RECIPES[name]()
-
-
 def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:
     """Rebuild the recipe that a run folder's ``config.json`` holds."""
-    return _filled(tiny(), values, "config")
+    return _filled(Recipe, values, "config")
 
 
-def _filled(default: Any, values: Mapping[str, Any], where: str) -> Any:
-    """Replace a dataclass's fields by those of a mapping, keeping each field's type."""
-    known = {f.name for f in fields(default)}
-    if odd := sorted(values.keys() ^ known):
+def _filled(kind: type, values: Mapping[str, Any], where: str) -> Any:
+    """Make a dataclass from a mapping of all its fields, giving each value its field's type."""
+    known = get_type_hints(kind)
+    if odd := sorted(values.keys() ^ known.keys()):
         raise InputError(
             f"{where} and this version differ in the fields {', '.join(odd)}: use the version that wrote it"
         )
-    return replace(default, **{k: _typed(getattr(default, k), v, f"{where}.{k}") for k, v in values.items()})
+    return kind(**{name: _typed(known[name], value, f"{where}.{name}") for name, value in values.items()})
 
 
-def _typed(default: Any, value: Any, where: str) -> Any:
-    if is_dataclass(default):
-        return _filled(default, value, where)
-    if isinstance(default, tuple) and isinstance(value, list):
+def _typed(kind: Any, value: Any, where: str) -> Any:
+    if isinstance(kind, UnionType):
+        if value is None:
+            return None
+        kinds = [member for member in get_args(kind) if member is not NoneType]
+        fitting = (k for k in kinds if is_dataclass(k) and {f.name for f in fields(k)} == set(value))
+        kind = next(fitting, kinds[0])
+    if is_dataclass(kind):
+        return _filled(cast(type, kind), value, where)
+    if get_origin(kind) is tuple:
         return tuple(value)
-    return Path(value) if isinstance(default, Path) else value
+    return Path(value) if kind is Path else value

@@ -20,6 +20,7 @@ from wamlab.lab.plots import strip_png
 from wamlab.lab.records import plain, write_json
 from wamlab.lab.report import flattened
 from wamlab.lab.run import Run, create_run, newest_run, read_evaluations, read_metrics
+from wamlab.model.weights import fingerprint
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import Recipe
 from wamlab.recipes.evaluate import Evaluation, HeldOut, evaluate, read_held_out
@@ -41,6 +42,11 @@ def start_run(bench: Workbench, root: Path | str = "runs", *, is_resumed: bool =
         "video codec": bench.encoder.video.fingerprint,
         "text encoder": bench.encoder.text.fingerprint,
     }
+    if bench.encoder.image is not None:
+        fingerprints["image encoder"] = bench.encoder.image.fingerprint
+    if bench.recipe.start is not None:
+        fingerprints["start weights"] = fingerprint(bench.recipe.start)
+    _ = bench.net  # weights that do not fit show now
     if is_resumed:
         check_resume(newest_run(root, bench.recipe.name), bench.recipe, fingerprints)
     run = create_run(root, bench.recipe.name, bench.recipe, fingerprints=fingerprints, is_resumed=is_resumed)

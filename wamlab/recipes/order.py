@@ -1,11 +1,12 @@
 """What `wamlab train` is told: a recipe, every field of which can be changed, and where to train it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import arg
 
+from wamlab.data.robot_files import read_robot_file
 from wamlab.recipes.config import Recipe
 
 
@@ -15,4 +16,20 @@ class TrainOrder:
 
     recipe: Annotated[Recipe, arg(name="")]
     runs: Path = Path("runs")  # folder of the runs
+    robot_file: str = ""  # TOML file of your robot, or libero, droid, yam, tabletop: takes the place of the recipe's
     resume: bool = False  # go on with the newest run of this recipe; with the same settings bit for bit
+
+
+def with_robot(recipe: Recipe, name: str) -> Recipe:
+    """Return a recipe for the robot and the windows of a robot file, with a network of that block size.
+
+    Actions and states are padded to what the recipe has, which published weights need, unless the file says otherwise.
+    """
+    found = read_robot_file(name)
+    dims = ("max_action_dim", "max_state_dim")
+    kept = {dim: getattr(recipe.robot, dim) for dim in dims if dim not in found.given}
+    robot = replace(found.robot, **kept)
+    sizes = ("latents_per_block", "actions_per_block", "max_blocks")
+    blocks = {size: getattr(found.window, size) for size in sizes}
+    model = replace(recipe.model, **blocks, **{dim: getattr(robot, dim) for dim in dims})
+    return replace(recipe, robot=robot, window=found.window, model=model)

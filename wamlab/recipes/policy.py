@@ -53,6 +53,8 @@ def load_policy(run: Run, *, seed: int = 0, num_sampler_steps: int | None = None
     recipe = recipe_from_dict(run.config)
     if num_sampler_steps is not None:
         recipe = replace(recipe, sampler=replace(recipe.sampler, num_steps=num_sampler_steps, num_evaluations=0))
+    if recipe.train.lora is None:
+        recipe = replace(recipe, start=None)  # the checkpoint holds every weight
     bench = Workbench(recipe)
     load_weights(newest_checkpoint(run.checkpoints), bench.net, is_ema=True)
     bench.net.eval()

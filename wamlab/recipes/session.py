@@ -50,7 +50,7 @@ def begin(bench: Workbench, frames: UInt8[Tensor, "b h w 3"], instructions: Sequ
     """Begin sessions with the canvas each one sees first."""
     latents, condition = bench.encoder.encode_first(frames, 1)
     with autocast(bench.device, has_bf16=bench.recipe.train.has_bf16):
-        history = start_history(bench, bench.encoder.encode_text(instructions))
+        history = start_history(bench, bench.encoder.encode_text(instructions), bench.encoder.encode_image(frames))
         history = observe_latents(bench, history, latents, condition)
     return Session(history, tuple(instructions), frames, frames)
 

@@ -1,0 +1,71 @@
+"""Commands about files that others wrote: robots and published weights; free of torch until one runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+from wamlab.errors import InputError
+
+
+def show_robot(file: Positional[str] = "", data: Path | None = None, patch_px: int = 16) -> None:
+    """Check a robot file, alone or against a dataset; without a file list the robots that come with the library.
+
+    Args:
+        file: a TOML file, or the name of a robot that comes with the library
+        data: dataset to hold it against
+        patch_px: side of what becomes one token: 32 with the Wan 2.2 autoencoder, 16 with 2.1 and the embedded codec
+    """
+    from wamlab.data.lerobot import open_dataset
+    from wamlab.data.robot_files import check_robot_file, list_robots
+
+    if patch_px < 1:
+        raise InputError(f"--patch-px is {patch_px}: give at least 1")
+    if not file:
+        print("\n".join(list_robots()))
+        return
+    found = check_robot_file(file, None if data is None else open_dataset(data), patch_px=patch_px)
+    robot, window = found.robot, found.window
+    print(f"{found.path}{'' if data is None else f' fits {data}'}")
+    print(f"  {', '.join(robot.cameras)} as {robot.layout}: {robot.canvas_height_px} x {robot.canvas_width_px} px")
+    print(f"  {window.max_blocks} blocks of {window.frames_per_block} frames, {window.actions_per_block} actions")
+    print(f"  a window needs {window.num_rows} rows")
+
+
+def inspect_weights(path: Positional[Path]) -> None:
+    """Say what a published checkpoint holds and which network it fits, from its headers alone.
+
+    Args:
+        path: a .safetensors file, or a folder of them
+    """
+    from wamlab.model.weights import describe, fingerprint
+
+    print(describe(path))
+    print(f"  fingerprint of the network: {fingerprint(path)}")
+
+
+def convert_weights(
+    source: Positional[Path],
+    target: Positional[Path],
+    layout: Literal["wamlab", "wan", "diffusers", "dreamzero"],
+    dtype: Literal["same", "float32", "bfloat16", "float16"] = "same",
+) -> None:
+    """Write a checkpoint in another layout or number type, one tensor in memory at a time.
+
+    Args:
+        source: a .safetensors file, or a folder of them
+        target: new .safetensors file, or new folder of shards
+        layout: names of the tensors
+        dtype: number type; "same" copies bit for bit
+    """
+    import torch
+
+    from wamlab.model.weights import convert
+
+    kind = None if dtype == "same" else getattr(torch, dtype)
+    done = convert(source, target, layout=layout, dtype=kind)
+    print(f"wrote {done.num_tensors} tensors, {done.num_bytes / 1e9:.3f} GB, as {done.layout}: {done.target}")
+    if done.left_out:
+        print(f"left out, as this layout has no place for them: {', '.join(done.left_out)}")
