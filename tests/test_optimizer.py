@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from wamlab.errors import InputError
 from wamlab.model import presets
-from wamlab.model.lora import LoraConfig, freeze, with_lora
+from wamlab.model.lora import LoraConfig, freeze, narrowed, with_lora
 from wamlab.model.wam import WorldActionModel
 from wamlab.train import Ema, TrainConfig, adamw
+from wamlab.types import Batch, Noised
 
 CONFIG = TrainConfig(learning_rate=1e-3, weight_decay=0.1)
 
@@ -41,6 +42,31 @@ def test_adapters_decay_and_their_frozen_base_is_not_optimised() -> None:
     assert found["state_encoder.layer1.b"] == 0
     assert not [name for name in found if name.startswith("blocks.") and "lora" not in name]
     assert Ema(net, 0.9).average.keys() == found.keys()
+
+
+def test_a_base_in_bfloat16_changes_no_number_under_autocast() -> None:
+    config = LoraConfig(trained=("action_encoder.*", "action_decoder.*", "*.norm3.*"))
+
+    def gradients(*, is_narrow: bool) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        net = network()
+        for parameter in net.parameters():
+            nn.init.normal_(parameter, std=0.1)
+        net = with_lora(narrowed(net, config) if is_narrow else net, config, torch.Generator().manual_seed(0))
+        assert (net.get_parameter("blocks.0.ffn.0.weight").dtype == torch.bfloat16) == is_narrow
+        actions, levels = torch.randn(2, 16, 8), torch.rand(2, 16, dtype=torch.float64)
+        noised = Noised(torch.randn(2, 5, 48, 4, 4), actions, torch.rand(2, 5, dtype=torch.float64), levels)
+        mask, text = torch.ones(2, 16, 8, dtype=torch.bool), torch.randn(2, 4, 64)
+        batch = Batch(torch.randn(2, 5, 48, 4, 4), actions, mask, torch.randn(2, 2, 8), text)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            velocity = net(batch, noised)
+        (velocity.video.square().mean() + velocity.actions.square().mean()).backward()
+        return {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+
+    wide, narrow = gradients(is_narrow=False), gradients(is_narrow=True)
+    assert wide.keys() == narrow.keys()
+    assert "blocks.0.ffn.0.lora_A" in wide
+    assert all(torch.equal(wide[name], narrow[name]) for name in wide)
 
 
 def test_frozen_names_are_not_optimised_and_not_averaged() -> None:

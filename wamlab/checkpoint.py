@@ -138,7 +138,8 @@ def _split(net: nn.Module) -> tuple[str | None, dict[str, Tensor]]:
     digest = hashlib.sha256()
     for name, tensor in sorted(base.items()):
         values = tensor.flatten()[:: max(1, tensor.numel() // NUM_SAMPLED)]
-        digest.update(f"{name} {list(tensor.shape)} ".encode() + values.float().cpu().numpy().tobytes())
+        rounded = values.bfloat16().float().cpu()  # a base kept in bfloat16 is the same base
+        digest.update(f"{name} {list(tensor.shape)} ".encode() + rounded.numpy().tobytes())
     return digest.hexdigest(), stored
 
 

@@ -16,12 +16,12 @@ from wamlab.data.lerobot import RobotDataset, open_dataset
 from wamlab.data.loader import load_clips
 from wamlab.data.robot import check_robot
 from wamlab.errors import InputError
-from wamlab.model.lora import freeze, with_lora
+from wamlab.model.lora import freeze, narrowed, with_lora
 from wamlab.model.wam import WorldActionModel
 from wamlab.model.weights import load_pretrained
 from wamlab.recipes.config import Recipe
 from wamlab.speed.clock import Clock
-from wamlab.train import noised_examples, step_generator
+from wamlab.train import has_native_bf16, noised_examples, step_generator
 from wamlab.types import FlowExample
 
 
@@ -98,6 +98,8 @@ class Workbench:
         else:
             with torch.device("meta"):
                 net = WorldActionModel(recipe.model)
+            if train.lora is not None and train.has_bf16 and has_native_bf16(self.device):
+                narrowed(net, train.lora)  # before any memory is taken
             net.to_empty(device=self.device)
             load_pretrained(net, recipe.start, generator=generator)
         if train.lora is not None:
