@@ -191,12 +191,14 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "weights convert": convert_weights,
     "demo": demo,
 }
+HELP = [[word, "--help"] for word in ("data", "encode", "train", "weights")]  # of no command that stands alone
 USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --help after its name
 
   data make [ROOT]            make a LeRobot dataset of scripted tabletop episodes
   data import-videos ROOT     wrap video files as a video-only LeRobot dataset
   train RECIPE                train a recipe; any of its fields can be changed, e.g. --model.layers 6
                               (`wamlab train RECIPE --help` lists them)
+  encode RECIPE               make the recipe's features beforehand, for --features.mode cached
   runs                        list the runs
   show [RUN]                  print a run's key figures and write its report
   play [RUN]                  play a run's policy on the tabletop
@@ -221,7 +223,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"wamlab: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        hint = "; --resume goes on from the last checkpoint" if words[:1] == ["train"] else ""
+        hints = {
+            "train": "; --resume goes on from the last checkpoint",
+            "encode": "; the same command goes on where this one stopped",
+        }
+        hint = hints.get(words[0], "") if words else ""
         print(f"wamlab: stopped{hint}", file=sys.stderr)
         return 130
     return 0
@@ -232,37 +238,51 @@ def _interrupt(*_: object) -> None:
 
 
 def _run(words: list[str]) -> None:
-    if not words or words[0] in ("-h", "--help") or words in ([w, "--help"] for w in ("data", "train", "weights")):
+    if not words or words[0] in ("-h", "--help") or words in HELP:
         print(USAGE)
         return
-    if words[0] == "train":
-        _train(words[1:])
+    if words[0] in ("train", "encode"):
+        (_train if words[0] == "train" else _encode)(words[1:])
         return
     name = " ".join(words[:2]) if words[0] in ("data", "weights") else words[0]
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, [*COMMANDS, "train"], n=1, cutoff=0.4)
+        near = difflib.get_close_matches(name, [*COMMANDS, "encode", "train"], n=1, cutoff=0.4)
         hint = f'did you mean "{near[0]}"?' if near else "`wamlab --help` lists them"
         raise InputError(f'there is no command "{name}": {hint}')
     tyro.cli(COMMANDS[name], args=words[len(name.split()) :], prog=f"wamlab {name}")
 
 
 def _train(words: list[str]) -> None:
-    from wamlab.recipes.order import TrainOrder, with_robot
+    from wamlab.recipes.order import TrainOrder
+
+    order = _order_of(TrainOrder, "train", words)
+    train_recipe(order.recipe, order.runs, is_resumed=order.resume)
+
+
+def _encode(words: list[str]) -> None:
+    from wamlab.recipes.build import Workbench
+    from wamlab.recipes.encode import encode_features
+    from wamlab.recipes.order import EncodeOrder
+
+    order = _order_of(EncodeOrder, "encode", words)
+    bench = Workbench(order.recipe)
+    report = encode_features(bench, num_processes=order.processes, is_verified_first=order.verify)
+    print(f"{bench.store.root} holds {report}")
+
+
+def _order_of(kind: Any, verb: str, words: list[str]) -> Any:
+    """Return what a command that takes a recipe was told."""
+    from wamlab.recipes.order import with_robot
     from wamlab.recipes.published import RECIPES, find_recipe
 
     if not words or words[0].startswith("-"):
-        raise InputError(f"name a recipe to train, one of {', '.join(RECIPES)}: wamlab train {next(iter(RECIPES))}")
+        raise InputError(f"name a recipe to {verb}, one of {', '.join(RECIPES)}: wamlab {verb} {next(iter(RECIPES))}")
     recipe, robot_file = find_recipe(words[0]), _value_of("--robot-file", words)
     if robot_file:  # first, so that the other options can change what it says
         recipe = with_robot(recipe, robot_file)
-    order = tyro.cli(
-        TrainOrder,
-        default=TrainOrder(recipe),
-        args=words[1:],
-        prog=f"wamlab train {words[0]}",
-        config=(AvoidSubcommands,),
+    return tyro.cli(
+        kind, default=kind(recipe), args=words[1:], prog=f"wamlab {verb} {words[0]}", config=(AvoidSubcommands,)
     )
-    train_recipe(order.recipe, order.runs, is_resumed=order.resume)
 
 
 def _value_of(option: str, words: list[str]) -> str:

@@ -57,6 +57,7 @@ class Clip:
     instruction: str
     episode: int  # index of the episode in its dataset
     first_row: int  # row of the episode that the first frame shows
+    augmentation_seed: int = 0  # with episode and first_row it decides the frames; a clip of stored features has none
 
 
 S = TypeVar("S", bound="Samples")  # typing.Self would stop the runtime shape checker

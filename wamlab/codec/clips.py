@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -87,27 +88,52 @@ class ClipEncoder:
         self.condition = condition
         self.has_relative_video = has_relative_video
 
+    @property
+    def fingerprint(self) -> str:
+        """Identify what ``encode_window`` computes, so that stored features notice another encoder."""
+        settings = {
+            "video": self.video.fingerprint,
+            "image": None if self.image is None else self.image.fingerprint,
+            "condition": self.condition,
+            "change_gain": CHANGE_GAIN if self.has_relative_video else None,
+        }
+        return json.dumps(settings, sort_keys=True)
+
     @torch.no_grad()
     def __call__(self, clips: Sequence[Clip]) -> Batch:
         """Encode clips of one shape; raise InputError if they differ."""
-        shapes = {(clip.frames.shape, clip.actions.shape, clip.state.shape) for clip in clips}
-        if len(shapes) != 1:
-            raise InputError(
-                f"clips of one batch differ in (frames, actions, state) shapes: {sorted(shapes)}; "
-                "sample full windows only"
-            )
-        frames = self._stacked([clip.frames for clip in clips])
-        latents, condition = self.video.encode(frames), None
+        check_shapes(clips)
+        return self.batch_of(clips, self.encode_window(np.stack([clip.frames for clip in clips])))
+
+    @torch.no_grad()
+    def encode_window(self, frames: UInt8[np.ndarray, "b t h w 3"]) -> dict[str, Tensor]:
+        """Return all that frames alone decide, each [b ...]: the features worth storing.
+
+        They are "latents" [b t c y x], "still" (the condition without its mask) [b t c y x] where the run has a
+        condition, and "image" [b m i] where it has image tokens.
+        """
+        clips = torch.from_numpy(frames).to(self.device, non_blocking=True)
+        features = {"latents": self.video.encode(clips)}
         if self.condition != "none":
-            condition = self.encode_condition(frames[:, 0], frames.shape[1])
+            features["still"] = self._encode_still(clips[:, 0], clips.shape[1])
+            features["latents"] = self._relative(features["latents"], features["still"])
+        if (image := self.encode_image(clips[:, 0])) is not None:
+            features["image"] = image
+        return features
+
+    def batch_of(
+        self, clips: Sequence[Clip], features: Mapping[str, Tensor], text: Float[Tensor, "b n d"] | None = None
+    ) -> Batch:
+        """Join the features of clips' frames with their motion and instructions, encoding these unless given."""
+        still, image = features.get("still"), features.get("image")
         return Batch(
-            latents=self._relative(latents, condition),
+            latents=features["latents"].to(self.device),
             actions=self._stacked([clip.actions for clip in clips]),
             action_mask=self._stacked([clip.action_mask for clip in clips]),
             state=self._stacked([clip.state for clip in clips]),
-            text=self.encode_text([clip.instruction for clip in clips]),
-            condition=condition,
-            image=self.encode_image(frames[:, 0]),
+            text=self.encode_text([clip.instruction for clip in clips]) if text is None else text.to(self.device),
+            condition=None if still is None else with_mask(still.to(self.device)),
+            image=None if image is None else image.to(self.device),
         )
 
     @torch.no_grad()
@@ -128,21 +154,15 @@ class ClipEncoder:
         Like the reference it encodes the frame before the block and the block as a clip of their own (spec 6.1).
         """
         clip = torch.cat([previous[:, None], frames], dim=1).to(self.device)
-        condition = None
+        latents, condition = self.video.encode(clip), None
         if self.condition != "none":
-            condition = self.encode_condition(first.to(self.device), clip.shape[1])
-        latents = self._relative(self.video.encode(clip), condition)
-        return latents[:, 1:], None if condition is None else condition[:, 1:]
+            still = self._encode_still(first.to(self.device), clip.shape[1])
+            latents, condition = self._relative(latents, still), with_mask(still)[:, 1:]
+        return latents[:, 1:], condition
 
     def encode_condition(self, first: UInt8[Tensor, "b h w 3"], num_frames: int) -> Float[Tensor, "b t e y x"]:
         """Return [mask | latents of the first frame followed by mid-grey, 0 in -1..1 (spec 1.8), or by itself]."""
-        video = to_video(first)[:, None].repeat(1, num_frames, 1, 1, 1)
-        if self.condition == "grey":
-            video[:, 1:] = 0
-        latents = self.video.encode_video(video)
-        mask = torch.zeros_like(latents[:, :, :1]).repeat(1, 1, MASK_CHANNELS, 1, 1)
-        mask[:, 0] = 1
-        return torch.cat([mask, latents], dim=2)
+        return with_mask(self._encode_still(first, num_frames))
 
     @torch.no_grad()
     def encode_image(self, first: UInt8[Tensor, "b h w 3"]) -> Float[Tensor, "b m i"] | None:
@@ -161,16 +181,38 @@ class ClipEncoder:
         latents, first = latents.float(), first.to(self.device)
         if not self.has_relative_video:
             return to_frames(self.video.decode_video(latents))
-        still = self.encode_condition(first, num_frames)[:, :, MASK_CHANNELS:]
+        still = self._encode_still(first, num_frames)
         moved = torch.cat([still[:, :1], still[:, 1:] + latents[:, 1:] / CHANGE_GAIN], dim=1)
         change = self.video.decode_video(moved) - self.video.decode_video(still)
         return to_frames(to_video(first)[:, None] + change)
 
-    def _relative(self, latents: Tensor, condition: Tensor | None) -> Tensor:
-        if not self.has_relative_video or condition is None:
+    def _encode_still(self, first: Tensor, num_frames: int) -> Float[Tensor, "b t c y x"]:
+        video = to_video(first)[:, None].repeat(1, num_frames, 1, 1, 1)
+        if self.condition == "grey":
+            video[:, 1:] = 0
+        return self.video.encode_video(video)
+
+    def _relative(self, latents: Tensor, still: Tensor) -> Tensor:
+        if not self.has_relative_video:
             return latents
-        change = CHANGE_GAIN * (latents[:, 1:] - condition[:, 1:, MASK_CHANNELS:])
-        return torch.cat([latents[:, :1], change], dim=1)
+        return torch.cat([latents[:, :1], CHANGE_GAIN * (latents[:, 1:] - still[:, 1:])], dim=1)
 
     def _stacked(self, arrays: Sequence[np.ndarray | Bool[np.ndarray, ...]]) -> Tensor:
         return torch.from_numpy(np.stack(arrays)).to(self.device, non_blocking=True)
+
+
+def check_shapes(clips: Sequence[Clip]) -> None:
+    """Refuse clips that do not fit into one batch; those read without frames fit all that have as many states."""
+    shapes = {(clip.frames.shape if len(clip.frames) else None, clip.actions.shape, clip.state.shape) for clip in clips}
+    if len({shape for shape in shapes if shape[0]}) > 1 or len({shape[1:] for shape in shapes}) != 1:
+        raise InputError(
+            f"clips of one batch differ in (frames, actions, state) shapes: {sorted(shapes, key=str)}; "
+            "sample full windows only"
+        )
+
+
+def with_mask(still: Float[Tensor, "b t c y x"]) -> Float[Tensor, "b t e y x"]:
+    """Return a condition: in front of its latents the mask, which is 1 in the first frame and 0 after it."""
+    mask = torch.zeros_like(still[:, :, :1]).repeat(1, 1, MASK_CHANNELS, 1, 1)
+    mask[:, 0] = 1
+    return torch.cat([mask, still], dim=2)

@@ -8,15 +8,20 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import numpy as np
+from jaxtyping import Int, UInt8
 
 from wamlab.data.frame_cache import FrameCache
 from wamlab.data.lerobot import RobotDataset
 from wamlab.data.normalize import Normalizers, measure_normalizers, read_vectors
 from wamlab.data.robot import RobotConfig, check_robot, full_name
-from wamlab.data.views import CENTRE, canvas_of, draw_augmentation
+from wamlab.data.views import AUGMENTATION, CENTRE, Augmentation, canvas_of, draw_augmentation
 from wamlab.data.windows import Window, WindowConfig, list_windows, window_at
 from wamlab.errors import InputError
 from wamlab.types import Clip
+
+PIXEL_FIELDS = (  # of a RobotConfig
+    "cameras", "layout", "view_height_px", "view_width_px", "crop_fraction", "has_color_jitter",
+)  # fmt: skip
 
 
 class ClipReader:
@@ -36,10 +41,12 @@ class ClipReader:
         is_training: bool,
         normalizers: Normalizers | None = None,
         cache_gib: float = 0.0,
+        num_variants: int = 0,
     ):
         """Take all episodes for None, and measure the whole dataset's normalisers unless given.
 
-        In training, crops and colours vary with the seed. ``cache_gib`` of decoded frames stay in memory.
+        In training, crops and colours vary with the seed: without end for ``num_variants`` 0, else among so many of
+        each window. ``cache_gib`` of decoded frames stay in memory.
         Raises InputError for a configuration the dataset does not fit, episodes it lacks and no usable window.
         """
         check_robot(robot, dataset, window)
@@ -49,7 +56,9 @@ class ClipReader:
             raise InputError(f"{dataset.root} has {dataset.num_episodes} episodes, none numbered {outside}")
         self._episode, self._first_row, self._num_blocks = self._list()
         self.normalizers = normalizers or measure_normalizers(dataset, robot, window.actions_per_block)
-        self._cache = FrameCache(dataset, int(cache_gib * 2**30))
+        self.num_variants = num_variants if is_training and robot.is_augmenting else 1
+        self._cache_bytes = int(cache_gib * 2**30)
+        self.forget_frames()
         self._cameras = {camera: full_name(camera, dataset.cameras) or "" for camera in robot.cameras}
 
     @property
@@ -61,29 +70,77 @@ class ClipReader:
         """Count the episodes too short, or of too short tasks, for even one window."""
         return len(set(self.episodes)) - len(np.unique(self._episode))
 
-    def read(self, sample_index: int, seed: int) -> Clip:
-        """Read one clip; in training ``seed`` decides its crop and colours."""
+    @property
+    def windows(self) -> Int[np.ndarray, "n 3"]:
+        """Return episode, first row and number of blocks of every sample; samples may share a window."""
+        return np.stack([self._episode, self._first_row, self._num_blocks], axis=1)
+
+    @property
+    def instructions(self) -> list[str]:
+        """Return every instruction that clips can have, once."""
+        tasks: dict[str, None] = {}
+        for episode in np.unique(self._episode).tolist():
+            labels = self.dataset.instructions(episode)
+            tasks |= {labels[row]: None for row in self._first_row[self._episode == episode]}
+        return [self.robot.instruct(task) for task in tasks]
+
+    def augmentation_seed(self, seed: int) -> int:
+        """Return what decides crop and colours of a clip read with ``seed``."""
+        return seed % self.num_variants if self.num_variants else seed
+
+    def read(self, sample_index: int, seed: int, *, has_frames: bool = True) -> Clip:
+        """Read one clip; in training ``seed`` decides its crop and colours. Without frames no video is touched."""
         if not 0 <= sample_index < self.num_samples:
             raise InputError(f"there are {self.num_samples} samples, got index {sample_index}")
         episode, first_row = int(self._episode[sample_index]), int(self._first_row[sample_index])
-        window = window_at(first_row, int(self._num_blocks[sample_index]), self.window)
-        augmentation = CENTRE
-        if self.is_training:
-            rng = np.random.default_rng([seed, sample_index])
-            augmentation = draw_augmentation(rng, has_color_jitter=self.robot.has_color_jitter)
-        frames = {
-            camera: self._cache.frames(episode, name, window.frame_rows) for camera, name in self._cameras.items()
-        }
-        actions, action_mask, state = self._read_motion(episode, window)
+        num_blocks = int(self._num_blocks[sample_index])
+        actions, action_mask, state = self._read_motion(episode, window_at(first_row, num_blocks, self.window))
+        augmentation_seed = self.augmentation_seed(seed)
+        if has_frames:
+            (frames,) = self.read_frames(episode, first_row, num_blocks, [augmentation_seed])
+        else:
+            frames = np.zeros((0, self.robot.canvas_height_px, self.robot.canvas_width_px, 3), np.uint8)
         return Clip(
-            frames=canvas_of(frames, self.robot, augmentation),
+            frames=frames,
             actions=actions,
             action_mask=action_mask,
             state=state,
             instruction=self.robot.instruct(self.dataset.instructions(episode)[first_row]),
             episode=episode,
             first_row=first_row,
+            augmentation_seed=augmentation_seed,
         )
+
+    def read_frames(
+        self, episode: int, first_row: int, num_blocks: int, augmentation_seeds: Sequence[int]
+    ) -> list[UInt8[np.ndarray, "t h w 3"]]:
+        """Return a window's canvases, decoded once and augmented with each seed."""
+        rows = window_at(first_row, num_blocks, self.window).frame_rows
+        frames = {camera: self._cache.frames(episode, name, rows) for camera, name in self._cameras.items()}
+        return [
+            canvas_of(frames, self.robot, self._augmentation(episode, first_row, seed)) for seed in augmentation_seeds
+        ]
+
+    def forget_frames(self) -> None:
+        """Make room for the frames of other episodes in memory."""
+        self._cache = FrameCache(self.dataset, self._cache_bytes)
+
+    def frames_fingerprint(self) -> str:
+        """Hash all that decides a window's pixels besides its place and augmentation seed."""
+        robot, window = asdict(self.robot), asdict(self.window)
+        settings = {
+            "dataset": self.dataset.fingerprint(),
+            "robot": {name: robot[name] for name in PIXEL_FIELDS},
+            "window": {name: window[name] for name in ("frame_stride", "latents_per_block")},
+            "augmentation": AUGMENTATION if self.is_training and self.robot.is_augmenting else "none",
+        }
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+    def _augmentation(self, episode: int, first_row: int, seed: int) -> Augmentation:
+        if not self.is_training:
+            return CENTRE
+        rng = np.random.default_rng([seed, episode, first_row])
+        return draw_augmentation(rng, has_color_jitter=self.robot.has_color_jitter)
 
     def fingerprint(self) -> str:
         """Hash all that decides the clips, so that stored features notice a change."""
@@ -94,6 +151,7 @@ class ClipReader:
             "normalizers": self.normalizers.to_dict(),
             "episodes": self.episodes,
             "is_training": self.is_training,
+            "num_variants": self.num_variants,
         }
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 

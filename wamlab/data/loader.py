@@ -7,12 +7,14 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from itertools import count, islice
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from wamlab.errors import InputError
 from wamlab.types import Clip
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -60,7 +62,7 @@ def load_clips(
     batches = ([draw(first + i) for i in range(batch_size)] for first in firsts)
     if num_threads == 0:
         return ([reader.read(*sample) for sample in batch] for batch in batches)
-    return _read_ahead(reader, batches, num_threads, prefetch_batches)
+    return read_ahead(reader.read, batches, num_threads, prefetch_batches)
 
 
 def _order(num_samples: int, seed: int, *, is_shuffled: bool) -> Callable[[int], tuple[int, int]]:
@@ -80,19 +82,21 @@ def _order(num_samples: int, seed: int, *, is_shuffled: bool) -> Callable[[int],
     return draw
 
 
-def _read_ahead(
-    reader: ClipSource, batches: Iterator[list[tuple[int, int]]], num_threads: int, prefetch_batches: int
-) -> Generator[list[Clip], None, None]:
-    """Read this and the next batches with threads, the clips of one batch in parallel."""
+def read_ahead(
+    read: Callable[..., T], batches: Iterator[list[tuple[Any, ...]]], num_threads: int, prefetch_batches: int = 2
+) -> Generator[list[T], None, None]:
+    """Call ``read`` with each tuple of this and the next batches in threads, those of one batch in parallel."""
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="clips")
 
-    def submit(batch: list[tuple[int, int]]) -> list[Future[Clip]]:
-        return [pool.submit(reader.read, *sample) for sample in batch]
+    def submit(batch: list[tuple[Any, ...]]) -> list[Future[T]]:
+        return [pool.submit(read, *sample) for sample in batch]
 
     try:
         waiting = deque(map(submit, islice(batches, prefetch_batches)))
         for batch in batches:
             waiting.append(submit(batch))
+            yield [clip.result() for clip in waiting.popleft()]
+        while waiting:
             yield [clip.result() for clip in waiting.popleft()]
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -13,6 +13,7 @@ from torch.nn.functional import interpolate
 from wamlab.data.robot import RobotConfig, short_name
 from wamlab.errors import InputError
 
+AUGMENTATION = "crop-color-1"  # name of what this file does to pixels; another number where that changes
 # How far a training clip's colours move: factors 1 +- these, hue by this part of a full turn (DreamZero's).
 BRIGHTNESS, CONTRAST, SATURATION, HUE = 0.3, 0.4, 0.5, 0.08
 LUMA = np.array([0.299, 0.587, 0.114])  # of ITU-R BT.601

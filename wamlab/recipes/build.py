@@ -10,19 +10,21 @@ from functools import cached_property
 import torch
 
 from wamlab.codec.clips import ClipEncoder
+from wamlab.codec.features import FeatureStore, StoredEncoder
 from wamlab.codec.pretrained import make_image_encoder, make_text_encoder, make_video_codec
 from wamlab.data.clips import ClipReader, split_episodes
 from wamlab.data.lerobot import RobotDataset, open_dataset
-from wamlab.data.loader import load_clips
+from wamlab.data.loader import ClipSource, load_clips
 from wamlab.data.robot import check_robot
 from wamlab.errors import InputError
 from wamlab.model.lora import freeze, narrowed, with_lora
 from wamlab.model.wam import WorldActionModel
 from wamlab.model.weights import load_pretrained
 from wamlab.recipes.config import Recipe
+from wamlab.recipes.features import StoredClips, check_complete, list_variants
 from wamlab.speed.clock import Clock
 from wamlab.train import has_native_bf16, noised_examples, step_generator
-from wamlab.types import FlowExample
+from wamlab.types import Encode, FlowExample
 
 
 def choose_device(name: str) -> torch.device:
@@ -64,7 +66,13 @@ class Workbench:
         if not held_out:
             warnings.warn("no episode is held out: evaluations measure the training episodes", stacklevel=2)
         training = ClipReader(
-            self.dataset, recipe.robot, recipe.window, episodes=train, is_training=True, cache_gib=recipe.data.cache_gib
+            self.dataset,
+            recipe.robot,
+            recipe.window,
+            episodes=train,
+            is_training=True,
+            cache_gib=recipe.data.cache_gib,
+            num_variants=recipe.features.num_variants,
         )
         evaluation = ClipReader(
             self.dataset,
@@ -88,6 +96,23 @@ class Workbench:
         )
 
     @cached_property
+    def store(self) -> FeatureStore:
+        """Return the features of the training windows, which a run reads unless ``features.mode`` is "online"."""
+        features, transform = self.recipe.features, self.readers[0].frames_fingerprint()
+        return FeatureStore(features.root, self.encoder, transform, shard_mib=features.shard_mib)
+
+    @cached_property
+    def source(self) -> tuple[ClipSource, Encode]:
+        """Return the training clips and what encodes them; refuse a store that lacks some if all must be in it."""
+        reader, mode = self.readers[0], self.recipe.features.mode
+        if mode == "online":
+            return reader, self.encoder
+        list_variants(self.recipe, reader)  # refuses a recipe that draws without end
+        if mode == "cached":
+            check_complete(self.recipe, reader, self.store)
+        return StoredClips(reader, self.store), StoredEncoder(self.store)
+
+    @cached_property
     def net(self) -> WorldActionModel:
         """Build the network: drawn from the seed or read from ``start``, then adapters, then frozen parameters."""
         recipe, train = self.recipe, self.recipe.train
@@ -109,16 +134,18 @@ class Workbench:
 
     def examples(self, clock: Clock, *, first_step: int = 0) -> Generator[FlowExample, None, None]:
         """Yield the noised training batches after ``first_step`` finished steps, timing data and encoding."""
-        recipe = self.recipe
+        recipe, (source, encode) = self.recipe, self.source
         clips = load_clips(
-            self.readers[0],
+            source,
             batch_size=recipe.train.batch_size,
             seed=recipe.train.seed,
             start_batch=first_step,
             num_threads=recipe.data.num_threads,
         )
-        batches = map(clock.timed("encode", self.encoder), clock.waited("data", clips))
+        batches = map(clock.timed("encode", encode), clock.waited("data", clips))
         try:
             yield from noised_examples(batches, seed=recipe.train.seed, first_step=first_step, config=recipe.noise)
         finally:
             clips.close()  # ends the reading threads
+            if recipe.features.mode == "cached-if-present":
+                self.store.flush()

@@ -52,6 +52,25 @@ class EvaluationConfig:
             raise InputError(f"evaluation.noise_levels are {self.noise_levels}: give numbers above 0 up to 1")
 
 
+FEATURE_MODES = ("online", "cached", "cached-if-present")
+
+
+@dataclass(frozen=True)
+class FeatureConfig:
+    """Whether frozen encoders run in training, or what they made before is read; the losses are the same."""
+
+    mode: str = "online"  # "cached" reads all and needs `wamlab encode`; "cached-if-present" encodes and keeps the rest
+    root: Path = Path("features")  # one folder serves many recipes and datasets
+    num_variants: int = 0  # crops and colours of each window, in any mode; 0 draws anew each time: online only
+    shard_mib: int | float = 64.0  # size of the files
+
+    def __post_init__(self) -> None:
+        if self.mode not in FEATURE_MODES:
+            raise InputError(f'features.mode is "{self.mode}": give one of {", ".join(FEATURE_MODES)}')
+        check_range("features", self, 0, 1_000_000, "num_variants")
+        check_range("features", self, 1e-3, 1e6, "shard_mib")
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Everything that decides what a training run does."""
@@ -71,6 +90,7 @@ class Recipe:
     condition: str = "none"  # joined to the latents' channels: "grey" (published image-to-video) or "repeat"
     has_relative_video: bool = False  # predict the change since the repeated first frame
     start: Path | None = None  # published weights to begin from, in any layout of model/weights.py; None: the seed
+    features: FeatureConfig = field(default_factory=FeatureConfig)
     checkpoint_every: int = 300  # steps; also at the end
     device: str = "auto"  # "cpu", "cuda", "cuda:1"; auto takes CUDA if there is any
 

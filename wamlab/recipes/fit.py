@@ -35,7 +35,7 @@ NUM_PICTURED = 3  # held-out clips shown in a run's pictures
 def start_run(bench: Workbench, root: Path | str = "runs", *, is_resumed: bool = False) -> Run:
     """Make the run folder of a recipe, or take up its newest one; wrong input is found before anything is written."""
     reader, evaluated = bench.readers
-    reader.read(0, seed=0)  # a video that cannot be read shows now
+    bench.source[0].read(0, seed=0)  # a video that cannot be read shows now, and features that are not there
     evaluated.read(0, seed=0)
     fingerprints = {
         "clips": reader.fingerprint(),
@@ -54,7 +54,10 @@ def start_run(bench: Workbench, root: Path | str = "runs", *, is_resumed: bool =
     return run
 
 
-FREE_ON_RESUME = ("data.", "evaluation.", "checkpoint_every", "device", "train.num_steps", "train.num_micro_batches")
+FREE_ON_RESUME = (
+    "data.", "evaluation.", "checkpoint_every", "device", "train.num_steps", "train.num_micro_batches",
+    "features.mode", "features.root", "features.shard_mib",
+)  # fmt: skip
 
 
 def check_resume(run: Run, recipe: Recipe, fingerprints: dict[str, str]) -> None:
@@ -119,6 +122,8 @@ def fit_with_bar(bench: Workbench, run: Run) -> None:
         for record in fit(bench, run):
             bar.update(record.step - bar.n)
             bar.set_postfix(loss=f"{record.loss:.3f}", samples_per_s=f"{record.samples_per_s:.0f}")
+    if bench.recipe.features.mode != "online":
+        print(f"features in {bench.store.root}: {bench.store.report()}")
 
 
 def log_evaluation(bench: Workbench, run: Run, held_out: HeldOut, step: int, ema: Ema | None) -> Evaluation:

@@ -1,4 +1,4 @@
-"""What `wamlab train` is told: a recipe, every field of which can be changed, and where to train it."""
+"""What `wamlab train` and `wamlab encode` are told: a recipe, every field of which can be changed, and more."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,16 @@ class TrainOrder:
     runs: Path = Path("runs")  # folder of the runs
     robot_file: str = ""  # TOML file of your robot, or libero, droid, yam, tabletop: takes the place of the recipe's
     resume: bool = False  # go on with the newest run of this recipe; with the same settings bit for bit
+
+
+@dataclass(frozen=True)
+class EncodeOrder:
+    """Make a recipe's features beforehand; what is there already is left as it is."""
+
+    recipe: Annotated[Recipe, arg(name="")]
+    processes: int = 1  # that encode side by side, on CUDA each on its own device as long as there are enough
+    verify: bool = False  # first check all finished files against their hashes
+    robot_file: str = ""  # as for `wamlab train`
 
 
 def with_robot(recipe: Recipe, name: str) -> Recipe:
