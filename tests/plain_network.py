@@ -142,7 +142,7 @@ def plain_rotate(tokens: Tensor, rotation: Tensor) -> Tensor:
 
 def plain_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attend with axes (b, l, heads, head_dim)."""
-    found = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (query, key, value)))
+    found = F.scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
     return found.transpose(1, 2)
 
 

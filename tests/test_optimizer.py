@@ -1,5 +1,6 @@
 """What is trained and how: groups of weight decay, frozen names, adapters, 8-bit optimiser states."""
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from wamlab.errors import InputError
 from wamlab.model import presets
 from wamlab.model.lora import LoraConfig, freeze, narrowed, with_lora
 from wamlab.model.wam import WorldActionModel
-from wamlab.train import Ema, TrainConfig, adamw
+from wamlab.speed.muon import Muon, orthogonalized
+from wamlab.train import Ema, TrainConfig, make_optimizer
 from wamlab.types import Batch, Noised
 
 CONFIG = TrainConfig(learning_rate=1e-3, weight_decay=0.1)
@@ -24,7 +26,7 @@ def network() -> WorldActionModel:
 def decays(net: nn.Module, config: TrainConfig = CONFIG) -> dict[str, float]:
     """Return the weight decay of every parameter that is trained."""
     names = {id(parameter): name for name, parameter in net.named_parameters()}
-    groups = adamw(net, config).param_groups
+    groups = make_optimizer(net, config).param_groups
     return {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
 
 
@@ -76,7 +78,7 @@ def test_frozen_names_are_not_optimised_and_not_averaged() -> None:
     assert not [name for name in found if ".ffn." in name or name.startswith("head.")]
     assert Ema(net, 0.9).average.keys() == found.keys()
     with pytest.raises(InputError, match="every parameter is frozen"):
-        adamw(freeze(net, ["*"]), CONFIG)
+        make_optimizer(freeze(net, ["*"]), CONFIG)
     with pytest.raises(InputError, match='named like "bloks'):
         freeze(net, ("bloks.*",))
 
@@ -91,7 +93,7 @@ def fitted(config: TrainConfig, num_steps: int = 60) -> tuple[nn.Module, list[fl
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
     inputs, target = torch.randn(256, 64), torch.randn(64, 64) / 8
-    optimizer = adamw(net, config)
+    optimizer = make_optimizer(net, config)
     return net, [step(net, optimizer, inputs, inputs @ target) for _ in range(num_steps)], optimizer
 
 
@@ -131,7 +133,7 @@ def test_8_bit_states_are_restored_exactly(tmp_path: Path) -> None:
     torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
     other = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
     other.load_state_dict(net.state_dict())
-    again = adamw(other, config)
+    again = make_optimizer(other, config)
     again.load_state_dict(torch.load(tmp_path / "optimizer.pt", map_location="cpu", weights_only=True))
     torch.manual_seed(1)
     inputs, wanted = torch.randn(256, 64), torch.randn(256, 64)
@@ -139,3 +141,59 @@ def test_8_bit_states_are_restored_exactly(tmp_path: Path) -> None:
         assert step(net, optimizer, inputs, wanted) == step(other, again, inputs, wanted)
     for a, b in zip(net.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_muon_follows_torchs_own_up_to_its_bfloat16() -> None:
+    torch.manual_seed(0)
+    shapes = [(24, 24)] * 3 + [(48, 24), (24, 48)]
+    ours, theirs = ([nn.Parameter(torch.randn(shape)) for shape in shapes] for _ in range(2))
+    bias = nn.Parameter(torch.ones(5))
+    for a, b in zip(ours, theirs, strict=True):
+        b.data.copy_(a.data)
+    own = Muon(ours, [{"params": [bias], "weight_decay": 0.0}], lr=0.01, weight_decay=0.1)
+    wanted = torch.optim.Muon(theirs, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    before = [p.detach().clone() for p in ours]
+    for _ in range(3):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        bias.grad = torch.ones(5)
+        own.step()
+        wanted.step()
+    for a, b, start in zip(ours, theirs, before, strict=True):
+        assert (a - b).norm() <= 0.03 * (b - start).norm()
+    assert torch.allclose(bias, torch.full((5,), 0.97), atol=1e-4)  # AdamW moves each by its learning rate
+
+
+def test_orthogonalized_matrices_have_singular_values_near_one() -> None:
+    for shape in ((2, 16, 40), (2, 40, 16)):
+        values = torch.linalg.svdvals(orthogonalized(torch.randn(shape)))
+        assert values.min() > 0.6
+        assert values.max() < 1.3
+
+
+def test_muon_takes_hidden_matrices_and_resumes_exactly() -> None:
+    config = replace(CONFIG, optimizer="muon")
+    net = network()
+    optimizer = make_optimizer(net, config)
+    names = {id(p): name for name, p in net.named_parameters()}
+    matrices = {names[id(p)] for group in optimizer.param_groups if group["momentum"] for p in group["params"]}
+    assert "blocks.0.ffn.0.weight" in matrices
+    assert not [name for name in matrices if not name.startswith("blocks.")]
+    assert decays(net, config).keys() == dict(net.named_parameters()).keys()
+
+    def stepped(optimizer: torch.optim.Optimizer) -> None:
+        torch.manual_seed(1)
+        for p in net.parameters():
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+
+    stepped(optimizer)
+    saved, weights = deepcopy(optimizer.state_dict()), {name: p.detach().clone() for name, p in net.named_parameters()}
+    stepped(optimizer)
+    wanted = [p.detach().clone() for p in net.parameters()]
+    net.load_state_dict(weights)
+    resumed = make_optimizer(net, config)
+    resumed.load_state_dict(saved)
+    stepped(resumed)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), wanted, strict=True))

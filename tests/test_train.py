@@ -18,7 +18,7 @@ from wamlab.checkpoint import (
 from wamlab.errors import InputError
 from wamlab.flow import flow_loss
 from wamlab.speed.clock import Clock
-from wamlab.train import Ema, TrainConfig, adamw, cosine_rate, noised_examples, step_generator, train
+from wamlab.train import Ema, TrainConfig, cosine_rate, make_optimizer, noised_examples, step_generator, train
 from wamlab.types import Batch, Noised, Velocity
 
 
@@ -56,7 +56,7 @@ CONFIG = TrainConfig(num_steps=12, batch_size=4, learning_rate=1e-2, ema_decay=0
 
 def start(config: TrainConfig = CONFIG):
     net = Linear()
-    return net, adamw(net, config), Ema(net, config.ema_decay)
+    return net, make_optimizer(net, config), Ema(net, config.ema_decay)
 
 
 def run(net, optimizer, ema, first_step: int = 0, config: TrainConfig = CONFIG):
@@ -106,7 +106,7 @@ def test_the_rate_warms_up_then_falls_along_a_cosine() -> None:
 
 
 def test_biases_are_not_decayed() -> None:
-    groups = adamw(Linear(), TrainConfig(weight_decay=0.5)).param_groups
+    groups = make_optimizer(Linear(), TrainConfig(weight_decay=0.5)).param_groups
     assert [(group["weight_decay"], {p.ndim for p in group["params"]}) for group in groups] == [
         (0.5, {2}),
         (0.0, {1}),

@@ -28,9 +28,10 @@ from wamlab.errors import InputError, check_range
 from wamlab.flow import NoiseConfig, with_noise
 from wamlab.model.lora import LoraConfig
 from wamlab.speed.clock import Clock, measure_memory_gib
+from wamlab.speed.muon import Muon
 from wamlab.types import Batch, FlowExample, Loss, LossTerms, StepRecord
 
-OPTIMIZERS = ("adamw", "adamw8bit")
+OPTIMIZERS = ("adamw", "muon", "adamw8bit")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class TrainConfig:
     weight_decay: float = 1e-5  # matrices only, never biases, norms or modulation
     max_gradient_norm: float = 1.0
     ema_decay: float = 0.0  # 0 keeps no average of the trained weights
-    optimizer: str = "adamw"  # or "adamw8bit": its two averages in a byte a weight each (the extra adamw8bit)
+    optimizer: str = "adamw"  # "muon" for hidden matrices, or "adamw8bit": a byte a weight for each average
     lora: LoraConfig | None = None  # train adapters beside frozen weights; None: train the weights
     frozen: tuple[str, ...] = ()  # patterns of names of parameters not to train, e.g. "blocks.*.ffn.*"
     has_bf16: bool = True  # bf16 autocast where the device computes bf16 natively
@@ -71,10 +72,11 @@ class TrainConfig:
             )
 
 
-def adamw(net: nn.Module, config: TrainConfig) -> Optimizer:
-    """Return AdamW over what is trained, with weight decay on matrices only, those of adapters among them.
+def make_optimizer(net: nn.Module, config: TrainConfig) -> Optimizer:
+    """Return the optimiser over what is trained, with weight decay on matrices only, those of adapters among them.
 
-    The 8-bit kind is bitsandbytes' (arXiv 2110.02861); it keeps tensors of fewer than 4096 values in float32.
+    Muon takes the two-axis weights of the blocks and leaves all others to AdamW. The 8-bit kind is bitsandbytes'
+    (arXiv 2110.02861); it keeps tensors of fewer than 4096 values in float32.
     """
     trainable = {name: p for name, p in net.named_parameters() if p.requires_grad}
     matrices = [p for name, p in trainable.items() if p.ndim >= 2 and not name.endswith(("modulation", ".b"))]
@@ -89,6 +91,12 @@ def adamw(net: nn.Module, config: TrainConfig) -> Optimizer:
     }  # fmt: skip
     if config.optimizer == "adamw":
         return AdamW(groups, **settings, fused=True)
+    if config.optimizer == "muon":
+        hidden = {id(p) for name, p in trainable.items() if name.startswith("blocks.") and p.ndim == 2}
+        others = [{**group, "params": [p for p in group["params"] if id(p) not in hidden]} for group in groups]
+        return Muon(
+            [p for p in matrices if id(p) in hidden], others, **settings, weight_decay=config.weight_decay, fused=True
+        )
     try:
         from bitsandbytes.optim.adamw import AdamW8bit
     except ImportError as error:

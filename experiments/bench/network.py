@@ -26,7 +26,7 @@ from wamlab.speed.compare import compare
 from wamlab.types import Batch, FlowExample, Net
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-from plain_network import plain_forward
+from plain_network import plain_forward  # pyright: ignore[reportMissingImports]
 
 CONFIG = WAMConfig(
     dim=384, layers=8, heads=6, ffn_dim=1536, latent_channels=48, text_dim=4096, text_len=64,

@@ -7,11 +7,14 @@ what nobody needs: the last clean block, which no other token sees, and noisy fr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 
@@ -122,6 +125,24 @@ def teacher_forced_attention(query: Tensor, key: Tensor, value: Tensor, layout: 
         noisy.append(both[:, :, :size])
         actions.append(both[:, :, size:])
     return torch.cat([*clean, *noisy, *actions, *([state_v] if is_whole else [])], dim=2)
+
+
+@lru_cache(maxsize=8)
+def flex_attention_of(layout: Layout, device: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return ``block_mask`` as one FlexAttention call, for compiled networks on CUDA; axes (b, heads, l, head_dim)."""
+    dense = block_mask(layout).to(device)
+
+    num_tokens = len(dense)
+    blocks = create_block_mask(
+        lambda batch, head, query, key: dense[query, key], None, None, num_tokens, num_tokens, device=device
+    )
+
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        found = flex_attention(query, key, value, block_mask=blocks)
+        assert isinstance(found, Tensor)
+        return found
+
+    return attention
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -187,7 +187,7 @@ class Block(nn.Module):
         Returns the tokens and their own rotated keys and values.
         """
         parts = self._parts(slots)
-        query, key, value = self.self_attn.project(modulated(self._norm(tokens), *parts[:2], runs), rotation)
+        query, key, value = self.self_attn.project(modulated(self._norm(tokens), parts[0], parts[1], runs), rotation)
         keys, values = (
             (key, value) if past is None else (torch.cat(pair, dim=2) for pair in zip(past, (key, value), strict=True))
         )

@@ -216,12 +216,12 @@ def sample_block(
     velocity = None
     for index in range(config.num_steps):
         if velocity is None or skips.is_evaluated(index):
-            asked = [
+            video_level, action_level = (
                 torch.full((len(state),), _time(levels[index], config), dtype=torch.float64, device=state.device)
                 for levels in (video_levels, action_levels)
-            ]
-            seen = (torch.cat([latents, latents]), torch.cat([actions, actions])) if is_guided else (latents, actions)
-            velocity = net.denoise(history, *seen, state, *asked, condition)
+            )
+            seen = (torch.cat([x, x]) if is_guided else x for x in (latents, actions))
+            velocity = net.denoise(history, *seen, state, video_level, action_level, condition)  # pyright: ignore[reportCallIssue]
             if is_guided:
                 wanted, unwanted = velocity.video.chunk(2)
                 velocity = Velocity(

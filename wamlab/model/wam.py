@@ -168,12 +168,11 @@ class WorldActionModel(nn.Module):
                 f"frames, but this batch has {num_frames}: set model.latents_per_block and window alike"
             )
         num_clean, num_noisy = layout.num_clean, layout.num_noisy
-        video = self._video_tokens(
-            *(
-                None if clean is None else torch.cat([clean[:, :num_clean], noisy[:, -num_noisy:]], dim=1)
-                for clean, noisy in ((batch.latents, noised.latents), (batch.condition, batch.condition))
-            )
-        )
+        latents = torch.cat([batch.latents[:, :num_clean], noised.latents[:, -num_noisy:]], dim=1)
+        condition = batch.condition
+        if condition is not None:
+            condition = torch.cat([condition[:, :num_clean], condition[:, -num_noisy:]], dim=1)
+        video = self._video_tokens(latents, condition)
         tokens = [video.flatten(1, 2), self.state_encoder(batch.state)]
         levels = [noised.video_noise_level[:, -num_noisy:]]
         runs = [(1, num_clean * layout.frame_tokens), (num_noisy, layout.frame_tokens)]

@@ -25,7 +25,7 @@ from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import Recipe
 from wamlab.recipes.evaluate import Evaluation, HeldOut, evaluate, read_held_out
 from wamlab.speed.clock import Clock
-from wamlab.train import Ema, adamw, train
+from wamlab.train import Ema, make_optimizer, train
 from wamlab.types import StepRecord
 
 NORMALIZERS = "normalizers.json"  # in the run folder; a policy needs them and not the dataset
@@ -83,7 +83,7 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
     A run with a checkpoint continues from its newest one, with the same settings bit for bit.
     """
     recipe = bench.recipe
-    optimizer = adamw(bench.net, recipe.train)
+    optimizer = make_optimizer(bench.net, recipe.train)
     ema = Ema(bench.net, recipe.train.ema_decay) if recipe.train.ema_decay else None
     first_step = 0
     if list_checkpoints(run.checkpoints):
