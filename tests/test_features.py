@@ -173,8 +173,8 @@ def test_a_store_serves_another_split_and_never_another_encoder_or_transform(
     others = [
         replace(whole.recipe, robot=replace(recipe.robot, crop_fraction=0.8)),
         replace(whole.recipe, robot=replace(recipe.robot, has_color_jitter=False)),
-        replace(whole.recipe, condition="grey"),
-        replace(whole.recipe, has_relative_video=True),
+        replace(whole.recipe, condition="grey", has_relative_video=False),
+        replace(whole.recipe, has_relative_video=False),
         replace(whole.recipe, data=replace(recipe.data, root=copy_with_more(dataset, tmp_path))),
         replace(
             whole.recipe, video=DctConfig(channels=20), model=replace(recipe.model, latent_channels=20)

@@ -156,7 +156,7 @@ def demo(
     data: Path = Path("datasets/demo"),
     runs: Path = Path("runs"),
     steps: int | None = None,
-    episodes: int = 1600,
+    episodes: int = 2400,
     play: int = 100,
 ) -> None:
     """Make a dataset, train a tiny model on it, show what it learnt.
@@ -171,6 +171,25 @@ def demo(
     from wamlab.recipes.demo import run_demo
 
     run_demo(data, runs, num_steps=steps, num_episodes=episodes, num_played=play)
+
+
+def bench(name: Positional[str] = "", quick: bool = False, json: bool = False) -> None:
+    """Measure one thing against a named baseline in the same run; without a name, list what there is.
+
+    Args:
+        name: of the benchmark
+        quick: end within 50 seconds, with fewer rounds
+        json: print the figures as one line of JSON, last
+    """
+    from json import dumps
+
+    from wamlab.recipes.bench import list_benches, run_bench
+
+    if not name:
+        print("\n".join(list_benches()))
+        return
+    figures = run_bench(name, is_quick=quick)
+    print(dumps(figures) if json else "")
 
 
 def check_numbers(least: int | float, **numbers: int | float) -> None:
@@ -190,6 +209,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "weights inspect": inspect_weights,
     "weights convert": convert_weights,
     "demo": demo,
+    "bench": bench,
 }
 HELP = [[word, "--help"] for word in ("data", "encode", "train", "weights")]  # of no command that stands alone
 USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --help after its name
@@ -206,6 +226,7 @@ USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --hel
   weights inspect PATH        say what a published checkpoint holds and which network it fits
   weights convert SOURCE TARGET --layout LAYOUT
                               write a checkpoint in another layout or number type
+  bench [NAME]                measure one thing against a baseline: --quick, --json
   demo                        dataset, training and result in one go"""
 
 

@@ -181,13 +181,20 @@ class Block(nn.Module):
         past: tuple[Tensor, Tensor] | None,
         num_states: int,
         runs: Runs,
+        *,
+        is_last: bool = False,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Run the cached form: the last ``num_states`` tokens see themselves, all others the past and every token.
 
-        Returns the tokens and their own rotated keys and values.
+        Returns the tokens and their own rotated keys and values. ``is_last`` says that nobody reads the tokens: then
+        only keys and values are computed.
         """
         parts = self._parts(slots)
-        query, key, value = self.self_attn.project(modulated(self._norm(tokens), parts[0], parts[1], runs), rotation)
+        live = slice(0, 0) if is_last else EVERY
+        hidden = modulated(self._norm(tokens), parts[0], parts[1], runs)
+        query, key, value = self.self_attn.project(hidden, rotation, live)
+        if is_last:
+            return tokens, (key, value)
         keys, values = (
             (key, value) if past is None else (torch.cat(pair, dim=2) for pair in zip(past, (key, value), strict=True))
         )

@@ -218,7 +218,10 @@ class WorldActionModel(nn.Module):
         for index, block in enumerate(self.layers):
             held = history.past[index] if history.past else None
             runs = ((1, tokens.shape[1]),)
-            tokens, new = block.step(tokens, slots, rotation[: tokens.shape[1]], history.cross[index], held, 0, runs)
+            is_last = index == len(self.layers) - 1
+            tokens, new = block.step(
+                tokens, slots, rotation[: tokens.shape[1]], history.cross[index], held, 0, runs, is_last=is_last
+            )
             past.append(new if held is None else tuple(torch.cat(pair, dim=2) for pair in zip(held, new, strict=True)))
         return History(history.cross, tuple(past), history.num_frames + num_frames)
 

@@ -17,9 +17,10 @@ from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import tiny
 from wamlab.recipes.fit import fit_with_bar, start_run, summarize
 from wamlab.recipes.policy import load_policy, play_tabletop
-from wamlab.sim.experts import play_episodes
+from wamlab.sim.experts import Style, play_episodes
 from wamlab.types import Episode
 
+STYLE = Style(tail_ticks=2)  # little of holding still, which is easily learnt
 PLAY_SEED = 1_000_000  # recordings use the seeds from 0 up
 
 
@@ -33,7 +34,7 @@ def run_demo(
     runs: Path = Path("runs"),
     *,
     num_steps: int | None = None,
-    num_episodes: int = 1600,
+    num_episodes: int = 2400,
     num_played: int = 100,
 ) -> Run:
     """Record experts, train ``tiny`` on them, play its policy; return the finished run."""
@@ -44,7 +45,7 @@ def run_demo(
         recipe = replace(recipe, train=replace(recipe.train, num_steps=num_steps))
     if not data.exists():
         size = (recipe.robot.view_height_px, recipe.robot.view_width_px)
-        played = play_episodes(("reach",), num_episodes, seed=0, size=size)
+        played = play_episodes(("reach",), num_episodes, seed=0, size=size, style=STYLE)
         write_dataset(with_bar(played, num_episodes), data, robot_type="tabletop")
     print(f"dataset: {data}")
     bench = Workbench(recipe)

@@ -18,7 +18,7 @@ from wamlab.errors import InputError
 from wamlab.model import presets
 from wamlab.model.lora import LoraConfig
 from wamlab.model.sampler import SamplerConfig
-from wamlab.recipes.config import DataConfig, EvaluationConfig, Recipe, tiny, tiny_video
+from wamlab.recipes.config import DataConfig, EvaluationConfig, Recipe, tiny, tiny_long, tiny_video
 from wamlab.train import TrainConfig
 
 WAN_5B = Path("weights/Wan2.2-TI2V-5B")  # folders as they are published
@@ -130,7 +130,7 @@ def _on_bundle(recipe: Recipe, bundle: Path) -> Recipe:
 RECIPES: dict[str, Callable[[], Recipe]] = {
     recipe.__name__: recipe
     for recipe in (
-        tiny, tiny_video, libero_5b_1gpu, libero_5b_8gpu, droid_5b_lora_1gpu, droid_14b_8gpu, yam_14b_lora,
+        tiny, tiny_long, tiny_video, libero_5b_1gpu, libero_5b_8gpu, droid_5b_lora_1gpu, droid_14b_8gpu, yam_14b_lora,
     )
 }  # fmt: skip
 
