@@ -1,13 +1,16 @@
-"""Compile the repeated blocks of a network, once for all of them."""
+"""Compile the repeated blocks of a network."""
 
 from __future__ import annotations
 
 import shutil
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from wamlab.errors import InputError
+
+Net = TypeVar("Net", bound=nn.Module)
 
 
 def has_cpp_compiler() -> bool:
@@ -15,15 +18,16 @@ def has_cpp_compiler() -> bool:
     return any(map(shutil.which, ("g++", "clang++", "cl")))
 
 
-def compiled(net: nn.Module) -> nn.Module:
-    """Compile every block of ``net.blocks`` in place, in training and in cached inference; return the network.
+def compiled(net: Net) -> Net:
+    """Compile every block of ``net.blocks`` in place, for training and for cached inference; return the network.
 
-    All blocks share one compilation (the last, which does less, has its own). On a CPU this needs a C++ compiler.
+    On a CPU this needs a C++ compiler, and each shape takes its own compilation.
     """
     device = next(net.parameters()).device
     if device.type == "cpu" and not has_cpp_compiler():
         raise InputError("compiling for a CPU needs a C++ compiler: install g++, or train eagerly")
     for block in net.get_submodule("blocks").children():
         block.compile(fullgraph=True, dynamic=False)
-        block.step = torch.compile(block.step, fullgraph=True, dynamic=False)  # pyright: ignore[reportAttributeAccessIssue]
+        step: Any = block.step
+        vars(block)["step"] = torch.compile(step, fullgraph=True, dynamic=False)
     return net
