@@ -38,6 +38,7 @@ def recipe_of(root: Path, **sampler: object) -> Recipe:
         model=replace(model, max_blocks=3, layers=2),
         sampler=SamplerConfig(num_steps=2, **sampler),  # pyright: ignore[reportArgumentType]
         evaluation=replace(recipe.evaluation, num_clips=2),
+        train=replace(recipe.train, has_bf16=False),  # equal to 2e-5 in float32
     )
 
 
