@@ -187,7 +187,7 @@ class WorldActionModel(nn.Module):
         time, slots = self._time(torch.cat([torch.zeros_like(levels[0][:, :1]), *levels], dim=1))
         rotation = window_rotation(layout, height, width, c.head_dim, video.device)
         context = self._context(batch.text, batch.image)
-        hidden = torch.cat(tokens, dim=1)
+        hidden = torch.cat(tokens, dim=1).type_as(slots)  # as blocks return it: one compilation fits all
         for index, block in enumerate(self.layers, 1):
             is_last = index == len(self.layers)
             hidden = block(hidden, slots, rotation, context, layout, tuple(runs), is_last=is_last)
