@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 from jaxtyping import Int, UInt8
@@ -22,6 +23,22 @@ from wamlab.types import Clip
 PIXEL_FIELDS = (  # of a RobotConfig
     "cameras", "layout", "view_height_px", "view_width_px", "crop_fraction", "has_color_jitter",
 )  # fmt: skip
+EMPTY_FRAMES = partial(np.empty, dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Frames of some rows of an episode by camera, as they are stored."""
+
+    rows: Int[np.ndarray, " n"]  # rising
+    frames: Mapping[str, UInt8[np.ndarray, "n _ _ 3"]]
+
+    def of(self, rows: Int[np.ndarray, " t"]) -> Mapping[str, UInt8[np.ndarray, "t _ _ 3"]]:
+        """Return the frames of some of the rows."""
+        if np.array_equal(rows, self.rows):
+            return self.frames
+        places = np.searchsorted(self.rows, rows)
+        return {camera: frames[places] for camera, frames in self.frames.items()}
 
 
 class ClipReader:
@@ -88,20 +105,46 @@ class ClipReader:
         """Return what decides crop and colours of a clip read with ``seed``."""
         return seed % self.num_variants if self.num_variants else seed
 
+    @property
+    def sample_episodes(self) -> Int[np.ndarray, " n"]:
+        """Return the episode of every sample."""
+        return self._episode
+
     def read(self, sample_index: int, seed: int, *, has_frames: bool = True) -> Clip:
         """Read one clip; in training ``seed`` decides its crop and colours. Without frames no video is touched."""
-        if not 0 <= sample_index < self.num_samples:
-            raise InputError(f"there are {self.num_samples} samples, got index {sample_index}")
-        episode, first_row = int(self._episode[sample_index]), int(self._first_row[sample_index])
-        num_blocks = int(self._num_blocks[sample_index])
-        actions, action_mask, state = self._read_motion(episode, window_at(first_row, num_blocks, self.window))
+        decoded = self.decode([sample_index]) if has_frames else None
+        return self.clip(sample_index, seed, decoded)
+
+    def decode(self, samples: Sequence[int], position: int | None = None) -> Decoded:
+        """Decode the frames of several samples of one episode, each frame once.
+
+        ``position`` is where the stream of samples stands, for caches that look ahead.
+        """
+        places = [self._place(sample) for sample in samples]
+        if len({episode for episode, *_ in places}) != 1:
+            raise InputError(f"samples {list(samples)} are not of one episode")
+        rows = np.unique(np.concatenate([window_at(first, n, self.window).frame_rows for _, first, n in places]))
+        return self._decode(places[0][0], rows, position)
+
+    def clip(
+        self,
+        sample_index: int,
+        seed: int,
+        decoded: Decoded | None,
+        new: Callable[[tuple[int, ...]], np.ndarray] = EMPTY_FRAMES,
+    ) -> Clip:
+        """Make a sample's clip of decoded frames, on a canvas from ``new``; without frames of None."""
+        episode, first_row, num_blocks = self._place(sample_index)
+        window = window_at(first_row, num_blocks, self.window)
+        actions, action_mask, state = self._read_motion(episode, window)
         augmentation_seed = self.augmentation_seed(seed)
-        if has_frames:
-            (frames,) = self.read_frames(episode, first_row, num_blocks, [augmentation_seed])
-        else:
-            frames = np.zeros((0, self.robot.canvas_height_px, self.robot.canvas_width_px, 3), np.uint8)
+        size_px = self.robot.canvas_height_px, self.robot.canvas_width_px
+        canvas = new((len(window.frame_rows) if decoded else 0, *size_px, 3))
+        if decoded is not None:
+            augmentation = self._augmentation(episode, first_row, augmentation_seed)
+            canvas_of(decoded.of(window.frame_rows), self.robot, augmentation, out=canvas)
         return Clip(
-            frames=frames,
+            frames=canvas,
             actions=actions,
             action_mask=action_mask,
             state=state,
@@ -115,11 +158,20 @@ class ClipReader:
         self, episode: int, first_row: int, num_blocks: int, augmentation_seeds: Sequence[int]
     ) -> list[UInt8[np.ndarray, "t h w 3"]]:
         """Return a window's canvases, decoded once and augmented with each seed."""
-        rows = window_at(first_row, num_blocks, self.window).frame_rows
-        frames = {camera: self._cache.frames(episode, name, rows) for camera, name in self._cameras.items()}
+        frames = self._decode(episode, window_at(first_row, num_blocks, self.window).frame_rows).frames
         return [
             canvas_of(frames, self.robot, self._augmentation(episode, first_row, seed)) for seed in augmentation_seeds
         ]
+
+    def _decode(self, episode: int, rows: np.ndarray, position: int | None = None) -> Decoded:
+        frames = {camera: self._cache.frames(episode, name, rows) for camera, name in self._cameras.items()}
+        return Decoded(rows, frames)
+
+    def _place(self, sample: int) -> tuple[int, int, int]:
+        """Return episode, first row and number of blocks of a sample."""
+        if not 0 <= sample < self.num_samples:
+            raise InputError(f"there are {self.num_samples} samples, got index {sample}")
+        return int(self._episode[sample]), int(self._first_row[sample]), int(self._num_blocks[sample])
 
     def forget_frames(self) -> None:
         """Make room for the frames of other episodes in memory."""

@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
-from itertools import count, islice
-from typing import Any, Protocol, TypeVar, runtime_checkable
+import os
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Literal, TypeVar
 
-import numpy as np
-
+from wamlab.data.buffers import BatchBuffer, BufferPool
+from wamlab.data.order import SampleOrder
+from wamlab.data.pipeline import Stage, StageReport, close
+from wamlab.data.reading import ClipSource, DecodedSource, Reading, Skipped
 from wamlab.errors import InputError
 from wamlab.types import Clip
 
 T = TypeVar("T")
+MAX_DEPTH = 8  # batches read ahead at most, where a consumer that waits lets the stream read further ahead
+PATIENCE = 0.01  # a consumer that waits for more than this share of its step lets it
 
 
-@runtime_checkable
-class ClipSource(Protocol):
-    """Clips by number: a ``ClipReader`` or a mixture of them. ``read`` is called by several threads at once."""
+@dataclass(frozen=True)
+class LoaderReport:
+    """How a loader does: its stages in order, and how long the consumer waited for it."""
+
+    stages: tuple[StageReport, ...]
+    num_batches: int
+    wait_s: float  # of the consumer, in all
+    step_s: float  # of the consumer between its requests, in all
+    skipped: tuple[Skipped, ...]
+    buffer_bytes: int
 
     @property
-    def num_samples(self) -> int: ...
+    def wait_fraction(self) -> float:
+        """Return the share of the consumer's time that it waited."""
+        return self.wait_s / max(self.wait_s + self.step_s, 1e-12)
 
-    def read(self, sample_index: int, seed: int) -> Clip: ...
+    @property
+    def bottleneck(self) -> str:
+        """Return the name of the slowest stage."""
+        return max(self.stages, key=lambda stage: stage.item_s).name
 
 
 def load_clips(
@@ -33,22 +50,31 @@ def load_clips(
     batch_size: int,
     seed: int,
     start_batch: int = 0,
-    num_threads: int = 2,
+    num_threads: int | None = 2,
     prefetch_batches: int = 2,
     rank: int = 0,
     world_size: int = 1,
     is_shuffled: bool = True,
-) -> Generator[list[Clip], None, None]:
+    pool: int = 1,
+    on_error: Literal["raise", "skip"] = "raise",
+    max_skipped: int = 100,
+    is_pinned: bool = False,
+) -> ClipLoader:
     """Yield batches for ever; batch n is the same whatever came before it and however many threads read.
 
-    Every epoch is a permutation of all samples, cut into batches without regard to where an epoch ends, so
-    that each sample comes once an epoch. Ranks take turns: together they see what one rank with their joint
-    batch size would. No thread is left when the generator is closed. With ``num_threads`` 0 the consumer reads.
+    Every epoch shows each sample once and is cut into batches without regard to where it ends. Ranks take turns:
+    together they see what one rank with their joint batch size would. With ``pool`` K up to K windows of an episode are
+    decoded at once (``SampleOrder``). With ``num_threads`` 0 the consumer reads; None begins with one and adds threads,
+    up to the number of cores, as long as the consumer waits. ``prefetch_batches`` deepens by itself likewise.
+
+    A sample that cannot be read raises InputError at its turn, naming file and frame, or is skipped: another one drawn
+    from the seed takes its place, and more than ``max_skipped`` raise. ``is_pinned`` puts frames into memory that a
+    CUDA device reads asynchronously.
     """
     for name, value, least in (
         ("batch_size", batch_size, 1),
         ("start_batch", start_batch, 0),
-        ("num_threads", num_threads, 0),
+        ("num_threads", 0 if num_threads is None else num_threads, 0),
         ("prefetch_batches", prefetch_batches, 1),
         ("world_size", world_size, 1),
     ):
@@ -56,47 +82,129 @@ def load_clips(
             raise InputError(f"{name} is {value}, need at least {least}")
     if not 0 <= rank < world_size:
         raise InputError(f"rank is {rank}, need 0..{world_size - 1}")
-
-    draw = _order(reader.num_samples, seed, is_shuffled=is_shuffled)
-    firsts = ((batch * world_size + rank) * batch_size for batch in count(start_batch))
-    batches = ([draw(first + i) for i in range(batch_size)] for first in firsts)
-    if num_threads == 0:
-        return ([reader.read(*sample) for sample in batch] for batch in batches)
-    return read_ahead(reader.read, batches, num_threads, prefetch_batches)
-
-
-def _order(num_samples: int, seed: int, *, is_shuffled: bool) -> Callable[[int], tuple[int, int]]:
-    """Return the function from a position in the endless stream to (sample index, seed of its augmentation)."""
-
-    @lru_cache(maxsize=2)  # a batch may lie across two epochs
-    def epoch_of(epoch: int) -> tuple[np.ndarray, int]:
-        rng = np.random.default_rng([seed, epoch])
-        order = rng.permutation(num_samples) if is_shuffled else np.arange(num_samples)
-        return order, int(rng.integers(2**63))
-
-    def draw(position: int) -> tuple[int, int]:
-        epoch, place = divmod(position, num_samples)
-        order, epoch_seed = epoch_of(epoch)
-        return int(order[place]), epoch_seed
-
-    return draw
+    if on_error not in ("raise", "skip"):
+        raise InputError(f'on_error is "{on_error}": give raise or skip')
+    order = SampleOrder(
+        reader.num_samples,
+        seed,
+        is_shuffled=is_shuffled,
+        pool=pool,
+        num_lanes=batch_size * world_size,
+        episodes=reader.sample_episodes if isinstance(reader, DecodedSource) else None,
+    )
+    if hasattr(reader, "follow"):  # a cache of frames can keep what comes soonest
+        reader.follow(order)  # pyright: ignore[reportAttributeAccessIssue]
+    reading = Reading(reader, order, on_error == "skip", max_skipped, BufferPool(is_pinned=is_pinned))
+    return ClipLoader(reading, batch_size, start_batch, num_threads, prefetch_batches, rank, world_size)
 
 
-def read_ahead(
-    read: Callable[..., T], batches: Iterator[list[tuple[Any, ...]]], num_threads: int, prefetch_batches: int = 2
-) -> Generator[list[T], None, None]:
-    """Call ``read`` with each tuple of this and the next batches in threads, those of one batch in parallel."""
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="clips")
+class ClipLoader(Iterator[list[Clip]]):
+    """The stages of a stream of clips: source, decode, clip, batch. ``load_clips`` makes it.
 
-    def submit(batch: list[tuple[Any, ...]]) -> list[Future[T]]:
-        return [pool.submit(read, *sample) for sample in batch]
+    No thread is left when it is closed or forgotten.
+    """
 
-    try:
-        waiting = deque(map(submit, islice(batches, prefetch_batches)))
-        for batch in batches:
-            waiting.append(submit(batch))
-            yield [clip.result() for clip in waiting.popleft()]
-        while waiting:
-            yield [clip.result() for clip in waiting.popleft()]
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    def __init__(
+        self,
+        reading: Reading,
+        batch_size: int,
+        start_batch: int,
+        num_threads: int | None,
+        prefetch_batches: int,
+        rank: int,
+        world_size: int,
+    ):
+        self._reading, self._batch, self._is_growing = reading, start_batch, num_threads is None
+        self._limit = (batch_size, world_size)
+        threads = 1 if num_threads is None else num_threads
+        is_ahead = threads > 0
+        firsts = ((batch * world_size + rank) * batch_size for batch in count(start_batch))
+        draws = (
+            (reading.order.draw(first + i), buffer, i)
+            for first in firsts
+            for buffer in [BatchBuffer(batch_size, reading.buffers)]
+            for i in range(batch_size)
+        )
+        depth = threads + 1
+        self._decode = Stage("decode", draws, reading.decode, num_threads=threads, depth=depth)
+        clip = Stage("clip", self._decode, reading.clip, num_threads=is_ahead, depth=2)
+        batch = Stage("batch", _chunks(clip, batch_size), list, num_threads=is_ahead, depth=prefetch_batches)
+        self._stages: list[Stage] = [self._decode, clip, batch]
+        self._wait_s = self._step_s = 0.0
+        self._num_batches, self._last_s = 0, 0.0
+        self._finalizer = weakref.finalize(self, close, self._stages)
+
+    def __next__(self) -> list[Clip]:
+        start_s = time.perf_counter()
+        try:
+            clips = next(self._stages[-1])
+        except BaseException:
+            self.close()
+            raise
+        end_s = time.perf_counter()
+        if self._num_batches:  # the first batch has had no time
+            waited_s, step_s = end_s - start_s, start_s - self._last_s
+            self._wait_s += waited_s
+            self._step_s += step_s
+            if waited_s > PATIENCE * step_s:
+                self._read_further_ahead()
+        self._last_s = end_s
+        self._num_batches += 1
+        self._batch += 1
+        return clips
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what ``load_clips(start_batch=...)`` needs to go on after the last batch that was taken."""
+        order, (batch_size, world_size) = self._reading.order, self._limit
+        return {
+            "next_batch": self._batch,
+            "seed": order.seed,
+            "pool": order.pool,
+            "num_samples": order.num_samples,
+            "global_batch_size": batch_size * world_size,
+        }
+
+    def check_state(self, state: Mapping[str, Any]) -> int:
+        """Return the batch to start from, or raise InputError where the stream of a ``state_dict`` was another one."""
+        own = self.state_dict()
+        if odd := [name for name in own if name != "next_batch" and own[name] != state.get(name)]:
+            listed = ", ".join(f"{name} (was {state.get(name)}, now {own[name]})" for name in odd)
+            raise InputError(f"the stream of clips is another one: {listed}")
+        return int(state["next_batch"])
+
+    def report(self) -> LoaderReport:
+        """Return what the stages did so far and how long their consumer waited."""
+        return LoaderReport(
+            tuple(stage.report() for stage in self._stages),
+            self._num_batches,
+            self._wait_s,
+            self._step_s,
+            tuple(self._reading.skipped),
+            self._reading.buffers.num_bytes,
+        )
+
+    def close(self) -> None:
+        """End all threads; the stream is over."""
+        self._finalizer()
+
+    def _read_further_ahead(self) -> None:
+        cores = _num_cores()
+        if self._is_growing and self._decode.num_threads < cores:
+            self._decode.add_thread()
+        elif self._stages[-1].num_threads and self._stages[-1].depth < MAX_DEPTH:
+            self._stages[-1].deepen()
+
+
+def _chunks(items: Iterator[T], size: int) -> Iterator[list[T]]:
+    while True:
+        chunk = []
+        for _ in range(size):
+            try:
+                chunk.append(next(items))
+            except StopIteration:  # closed
+                return
+        yield chunk
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from wamlab.data.loader import ClipSource
+from wamlab.data.reading import ClipSource, DecodedSource
 from wamlab.errors import InputError
 from wamlab.types import Clip
 
@@ -25,20 +27,56 @@ class Mixture:
 
     def read(self, sample_index: int, seed: int) -> Clip:
         """Read a clip; a source that repeats within an epoch shows each repeat augmented anew."""
+        source, index, repeat = self._place(sample_index)
+        return source.read(index, seed + repeat)
+
+    def _place(self, sample_index: int) -> tuple[Any, int, int]:
+        """Return the source of a number, the number there, and how often the source has begun again."""
         place = int(np.searchsorted(self.ends, sample_index, side="right"))
         offset = sample_index - (self.ends[place - 1] if place else 0)
         repeat, index = divmod(offset, self.sources[place].num_samples)
-        return self.sources[place].read(index, seed + repeat)
+        return self.sources[place], index, repeat
 
 
-def mix(sources: Sequence[ClipSource], weights: Sequence[float]) -> Mixture:
+class DecodedMixture(Mixture):
+    """A mixture of sources that decode in one step and use the frames in another."""
+
+    @cached_property
+    def sample_episodes(self) -> np.ndarray:
+        """Return the episode of every number; those of different sources differ."""
+        parts, offset, start = [], 0, 0
+        for source, end in zip(self.sources, self.ends, strict=True):
+            assert isinstance(source, DecodedSource)
+            parts.append(offset + np.resize(source.sample_episodes, end - start))
+            offset, start = int(parts[-1].max()) + 1, end
+        return np.concatenate(parts)
+
+    def decode(self, samples: Sequence[int], position: int) -> Any:
+        """Decode the frames of samples of one episode."""
+        places = [self._place(sample) for sample in samples]
+        return places[0][0].decode([index for _, index, _ in places], position)
+
+    def clip(self, sample_index: int, seed: int, decoded: Any, new: Callable[..., np.ndarray]) -> Clip:
+        """Make a number's clip of decoded frames."""
+        source, index, repeat = self._place(sample_index)
+        return source.clip(index, seed + repeat, decoded, new)
+
+
+def mix(sources: Sequence[ClipSource], weights: Sequence[float] | None = None, *, balance: float = 1.0) -> Mixture:
     """Mix sources so that each gives its weight's share of the samples, to the nearest sample.
 
-    An epoch of the mixture is as long as it takes to show every sample of every source; the others repeat.
+    Without weights a source's share goes with its number of samples to the power of ``balance``: 1 leaves the mixture
+    as the data are, 0 gives all sources the same share, whatever their lengths. An epoch of the mixture is as long as
+    it takes to show every sample of every source; the others repeat.
     """
+    sizes = np.array([source.num_samples for source in sources])
+    if weights is None:
+        if not 0 <= balance <= 1:
+            raise InputError(f"balance is {balance}, need 0 (equal shares) to 1 (by size)")
+        weights = [float(size) ** balance for size in sizes]
     if len(sources) != len(weights) or not sources or min(weights, default=0) <= 0:
         raise InputError(f"mix needs a weight above 0 for each of {len(sources)} sources, got {list(weights)}")
-    sizes = np.array([source.num_samples for source in sources])
     epochs = sizes / np.array(weights)
     counts = np.maximum(np.round(np.array(weights) * epochs.max()).astype(int), sizes)
-    return Mixture(tuple(sources), tuple(np.cumsum(counts).tolist()))
+    kind = DecodedMixture if all(isinstance(source, DecodedSource) for source in sources) else Mixture
+    return kind(tuple(sources), tuple(np.cumsum(counts).tolist()))

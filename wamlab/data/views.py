@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,10 +58,11 @@ def canvas_of(
     frames: Mapping[str, UInt8[np.ndarray, "t _ _ 3"]],
     robot: RobotConfig,
     augmentation: Augmentation = CENTRE,
+    out: UInt8[np.ndarray, "t h w 3"] | None = None,
 ) -> UInt8[np.ndarray, "t h w 3"]:
-    """Turn each camera's frames, of any size, into one canvas a frame; cameras go by short or full name.
+    """Turn each camera's frames, of any size, into one canvas a frame, in ``out`` if given.
 
-    Training and inference share this path: they differ in the augmentation only.
+    Cameras go by short or full name. Training and inference share this path: they differ in the augmentation only.
     """
     given = {short_name(camera): views for camera, views in frames.items()}
     views = []
@@ -73,10 +74,9 @@ def canvas_of(
     if len({len(view) for view in views}) > 1:
         counts = dict(zip(robot.cameras, map(len, views), strict=True))
         raise InputError(f"cameras show different numbers of frames: {counts}")
-    stacked = np.stack(views)
     if augmentation.jitter is not None:
-        stacked = change_colors(stacked, augmentation.jitter)
-    return tile(stacked, robot.layout)
+        views = change_colors(np.stack(views), augmentation.jitter)
+    return tile(views, robot.layout, out)
 
 
 def crop(
@@ -136,18 +136,27 @@ def affine_colors(
     return matrix.astype(np.float32), np.full(3, offset, np.float32)
 
 
-def tile(views: UInt8[np.ndarray, "v t h w 3"], layout: str) -> UInt8[np.ndarray, "t _ _ 3"]:
-    """Put the views of a clip on one canvas, black where none is."""
-    v, t, h, w, _ = views.shape
-    if layout == "single":
-        return np.ascontiguousarray(views[0])
-    if layout == "row":
-        return views.transpose(1, 2, 0, 3, 4).reshape(t, h, v * w, 3)
-    canvas = np.zeros((t, 2 * h, 2 * w, 3), np.uint8)
-    for view, place in zip(views, DROID if layout == "droid" else GRID, strict=False):
+def tile(
+    views: Sequence[UInt8[np.ndarray, "t h w 3"]] | UInt8[np.ndarray, "v t h w 3"],
+    layout: str,
+    out: UInt8[np.ndarray, "t _ _ 3"] | None = None,
+) -> UInt8[np.ndarray, "t _ _ 3"]:
+    """Put the views of a clip on one canvas, black where none is; in ``out`` if given."""
+    t, h, w, _ = views[0].shape
+    rows, columns = {"single": (1, 1), "row": (1, len(views))}.get(layout, (2, 2))
+    canvas = np.empty((t, rows * h, columns * w, 3), np.uint8) if out is None else out
+    if layout in ("single", "row"):
+        for column, view in enumerate(views):
+            canvas[:, :, column * w : (column + 1) * w] = view
+        return canvas
+    places = DROID if layout == "droid" else GRID
+    for view, place in zip(views, places, strict=False):
         _cell(canvas, place)[:] = view
     if layout == "droid":
-        canvas[:, :h] = np.repeat(views[2], 2, axis=2)  # each pixel column twice
+        canvas[:, :h, ::2] = canvas[:, :h, 1::2] = views[2]  # each pixel column twice
+    else:
+        for place in places[len(views) :]:
+            _cell(canvas, place)[:] = 0
     return canvas
 
 

@@ -14,7 +14,8 @@ from wamlab.codec.features import FeatureStore, StoredEncoder
 from wamlab.codec.pretrained import make_image_encoder, make_text_encoder, make_video_codec
 from wamlab.data.clips import ClipReader, split_episodes
 from wamlab.data.lerobot import RobotDataset, open_dataset
-from wamlab.data.loader import ClipSource, load_clips
+from wamlab.data.loader import load_clips
+from wamlab.data.reading import ClipSource
 from wamlab.data.robot import check_robot
 from wamlab.errors import InputError
 from wamlab.model.lora import freeze, narrowed, with_lora

@@ -17,7 +17,7 @@ import torch
 from tqdm.auto import tqdm
 
 from wamlab.codec.features import FeatureReport, window_key
-from wamlab.data.loader import read_ahead
+from wamlab.data.pipeline import Stage, close
 from wamlab.errors import InputError
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import Recipe
@@ -69,18 +69,20 @@ def encode_chunk(bench: Workbench, chunk: Chunk) -> None:
     for episode, first_row, num_blocks, seed in _todo(bench, chunk):
         seeds.setdefault((episode, first_row, num_blocks), []).append(seed)
     reads = [(*window, missing) for window, missing in seeds.items()]
-    batches = (reads[start : start + size] for start in range(0, len(reads), size))
     parts = (reads[start : start + size] for start in range(0, len(reads), size))
-    frames = read_ahead(reader.read_frames, batches, num_threads)
+    frames = Stage(
+        "decode", iter(reads), lambda read: reader.read_frames(*read), num_threads=num_threads, depth=2 * size
+    )
     try:
-        for part, canvases in zip(parts, frames, strict=True):
+        for part in parts:
+            canvases = [next(frames) for _ in part]
             keys = [window_key(e, row, n, seed) for e, row, n, missing in part for seed in missing]
             shown = [canvas for augmented in canvases for canvas in augmented]
             for start in range(0, len(keys), size):
                 store.add_windows(keys[start : start + size], np.stack(shown[start : start + size]))
         store.windows.flush()
     finally:
-        frames.close()  # ends the reading threads
+        close([frames])
         reader.forget_frames()  # the next chunk is of other episodes
 
 
