@@ -64,6 +64,8 @@ def test_a_bench_prints_its_figures_as_json_last(monkeypatch: pytest.MonkeyPatch
     assert figures["speedup"] == 2.0
     assert {"bench", "hardware", "commit"} <= figures.keys()
     assert list_benches() == ["toy"]
+    assert main(["bench", "toy", str(tmp_path)]) == 2
+    assert "takes no dataset" in capsys.readouterr().err
     monkeypatch.setattr("wamlab.recipes.bench.BENCHES", tmp_path / "gone")
     with pytest.raises(InputError, match="run from a checkout"):
         run_bench("toy")

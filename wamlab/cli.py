@@ -173,11 +173,12 @@ def demo(
     run_demo(data, runs, num_steps=steps, num_episodes=episodes, num_played=play)
 
 
-def bench(name: Positional[str] = "", quick: bool = False, json: bool = False) -> None:
+def bench(name: Positional[str] = "", dataset: Positional[str] = "", quick: bool = False, json: bool = False) -> None:
     """Measure one thing against a named baseline in the same run; without a name, list what there is.
 
     Args:
         name: of the benchmark
+        dataset: folder of your own LeRobot dataset to measure with, where the benchmark takes one
         quick: end within 50 seconds, with fewer rounds
         json: print the figures as one line of JSON, last
     """
@@ -188,7 +189,7 @@ def bench(name: Positional[str] = "", quick: bool = False, json: bool = False) -
     if not name:
         print("\n".join(list_benches()))
         return
-    figures = run_bench(name, is_quick=quick)
+    figures = run_bench(name, is_quick=quick, dataset=Path(dataset) if dataset else None)
     print(dumps(figures) if json else "")
 
 
@@ -226,7 +227,7 @@ USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --hel
   weights inspect PATH        say what a published checkpoint holds and which network it fits
   weights convert SOURCE TARGET --layout LAYOUT
                               write a checkpoint in another layout or number type
-  bench [NAME]                measure one thing against a baseline: --quick, --json
+  bench [NAME [DATASET]]      measure one thing against a baseline: --quick, --json
   demo                        dataset, training and result in one go"""
 
 

@@ -1,9 +1,13 @@
-"""Benchmarks: scripts of a checkout's ``experiments/bench``, each with a ``run(is_quick=...)`` that returns figures."""
+"""Benchmarks: scripts of a checkout's ``experiments/bench``, each with a ``run(is_quick=...)`` that returns figures.
+
+One whose ``run`` also takes ``dataset`` can measure on a dataset of the user's.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,8 +23,11 @@ def list_benches() -> list[str]:
     return sorted(path.stem for path in BENCHES.glob("*.py"))
 
 
-def run_bench(name: str, *, is_quick: bool = False) -> dict[str, Any]:
-    """Run one benchmark, which prints its tables; return its figures with the hardware and the commit."""
+def run_bench(name: str, *, is_quick: bool = False, dataset: Path | None = None) -> dict[str, Any]:
+    """Run one benchmark, which prints its tables; return its figures with the hardware and the commit.
+
+    Raises InputError for an unknown name, and for a dataset given to a benchmark that takes none.
+    """
     if not BENCHES.is_dir():
         raise InputError(f"there is no {BENCHES}: benchmarks run from a checkout, installed with pip install -e .")
     if name not in list_benches():
@@ -37,7 +44,12 @@ def run_bench(name: str, *, is_quick: bool = False) -> dict[str, Any]:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        figures = module.run(is_quick=is_quick)
+        if dataset is None:
+            figures = module.run(is_quick=is_quick)
+        elif "dataset" in inspect.signature(module.run).parameters:
+            figures = module.run(is_quick=is_quick, dataset=dataset)
+        else:
+            raise InputError(f'the benchmark "{name}" takes no dataset, got {dataset}')
     finally:
         sys.path.remove(str(BENCHES))
     return {"bench": name, **figures, "hardware": hardware, "commit": commit}
