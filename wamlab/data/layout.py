@@ -43,6 +43,8 @@ class Layout(Protocol):
 
     def tasks_of(self, episode: int, /) -> list[str]: ...
 
+    def sole_task(self, episode: int, /) -> str | None: ...
+
 
 @dataclass(frozen=True)
 class FilePlace:

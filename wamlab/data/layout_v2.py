@@ -37,7 +37,7 @@ class LayoutV2:
             records = sorted(read_json_lines(path), key=lambda record: record["episode_index"])
             self.episode_index = np.array([record["episode_index"] for record in records], np.int64)
             self.lengths = np.array([record["length"] for record in records], np.int64)
-            self._tasks_of = [list(record.get("tasks") or []) for record in records]
+            self._tasks_of = [tuple(record.get("tasks") or ()) for record in records]
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
@@ -56,7 +56,11 @@ class LayoutV2:
         return VideoSpan(path, start_s=0.0, end_s=None)
 
     def tasks_of(self, episode: int) -> list[str]:
-        return self._tasks_of[episode]
+        return list(self._tasks_of[episode])
+
+    def sole_task(self, episode: int) -> str | None:
+        tasks = self._tasks_of[episode]
+        return tasks[0] if len(tasks) == 1 else None
 
     def _names(self, episode: int) -> dict[str, Any]:
         index = int(self.episode_index[episode])

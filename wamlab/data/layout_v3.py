@@ -44,7 +44,7 @@ class LayoutV3:
         if not paths:
             raise InputError(f"{folder} holds no episodes parquet file")
         table = pa.concat_tables([_read_columns(path) for path in paths], promote_options="default")
-        self._tasks_of = table["tasks"].to_pylist() if "tasks" in table.column_names else None
+        self._tasks_of = table["tasks"].combine_chunks() if "tasks" in table.column_names else None
         self._columns = {
             name: _numbers(table[name], name, folder)
             for name in table.column_names
@@ -71,7 +71,13 @@ class LayoutV3:
         return VideoSpan(path, start_s, float(self._value(end, episode)) if end in self._columns else None)
 
     def tasks_of(self, episode: int) -> list[str]:
-        return list(self._tasks_of[self._order[episode]] or []) if self._tasks_of else []
+        if self._tasks_of is None:
+            return []
+        return list(self._tasks_of[int(self._order[episode])].as_py() or [])
+
+    def sole_task(self, episode: int) -> str | None:
+        tasks = self.tasks_of(episode)
+        return tasks[0] if len(tasks) == 1 else None
 
     def _place(self, prefix: str, episode: int) -> dict[str, Any]:
         return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -13,10 +12,12 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int, Int64, UInt8
 
+from wamlab.data.dataset_info import find_root, read_info
 from wamlab.data.json_files import read_json
-from wamlab.data.layout import INFO_FILE, STATS_FILE, VERSIONS, Layout
+from wamlab.data.layout import INFO_FILE, STATS_FILE, Layout, VideoSpan
 from wamlab.data.layout_v2 import LayoutV2
 from wamlab.data.layout_v3 import LayoutV3
+from wamlab.data.modality import read_embodiment, read_modality
 from wamlab.data.readers import Readers
 from wamlab.data.statistics import measure_rows
 from wamlab.data.tables import as_array, decode_images, read_episode, read_footer
@@ -24,11 +25,6 @@ from wamlab.errors import InputError
 from wamlab.types import Episode
 
 CACHED_EPISODES = 4096  # of rows, without frames: some 10 to 100 kB each
-KNOWN_INFO = {
-    "codebase_version", "robot_type", "fps", "total_episodes", "total_frames", "total_tasks", "total_videos",
-    "total_chunks", "chunks_size", "data_files_size_in_mb", "video_files_size_in_mb", "splits", "data_path",
-    "video_path", "features", "tools",
-}  # fmt: skip
 OWN_COLUMNS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 NEEDED_STATS = ("mean", "std", "min", "max", "q01", "q99")
 
@@ -36,27 +32,31 @@ NEEDED_STATS = ("mean", "std", "min", "max", "q01", "q99")
 def open_dataset(root: Path | str, *, backend: str = "pyav") -> RobotDataset:
     """Read a dataset's metadata; its tables and videos are opened when they are asked for.
 
+    A hub cache folder (``datasets--USER--NAME``) opens the snapshot of its main branch.
+
     Raises InputError on a folder that is missing or no dataset, on an unknown version, an unknown video
     backend and on malformed metadata.
     """
-    return RobotDataset(Path(root), backend)
+    return RobotDataset(find_root(Path(root)), backend)
 
 
 class RobotDataset:
     """Rows, instructions and frames of a dataset's episodes, which count from 0; safe to share by threads.
 
     Episode and frame counts come from the episode list: the totals in info.json are often wrong.
+    What ``meta/modality.json`` names can be asked for by that name: "state.joint_position", "annotation.task".
     """
 
     def __init__(self, root: Path, backend: str = "pyav"):
         self._readers = Readers(backend)
         self.root, self._backend = root, backend
-        self._info = _read_info(root)
+        self._info = read_info(root)
         self.version: str = self._info["codebase_version"]
         self.fps = float(self._info["fps"])
-        self.robot_type: str | None = self._info.get("robot_type")
+        self.robot_type: str | None = self._info.get("robot_type") or read_embodiment(root)
         self.features: dict[str, dict] = self._info["features"]
         self.cameras = tuple(k for k, f in self.features.items() if f.get("dtype") in ("video", "image"))
+        self.modality = read_modality(root, self.features)
         layout = LayoutV3 if self.version == "v3.0" else LayoutV2
         self._layout: Layout = layout(root, self._info)
         self.lengths: Int64[np.ndarray, " episodes"] = self._layout.lengths
@@ -73,9 +73,25 @@ class RobotDataset:
     def num_episodes(self) -> int:
         return len(self.lengths)
 
+    @property
+    def info(self) -> dict[str, Any]:
+        """Return what info.json says, not to be changed."""
+        return self._info
+
+    @property
+    def episode_index(self) -> Int64[np.ndarray, " episodes"]:
+        """Return the number each episode has in its files."""
+        return self._layout.episode_index
+
     def has_column(self, column: str) -> bool:
         """Say whether rows of this name can be asked for."""
-        return column in self.features and column not in self.cameras
+        column = self.modality.languages.get(column, column)
+        return column in self.modality.slices or (column in self.features and column not in self.cameras)
+
+    def camera_named(self, name: str) -> str | None:
+        """Return a camera's own name for that, its short name or its name in modality.json; None if there is none."""
+        candidates = (name, f"observation.images.{name}", self.modality.cameras.get(name.removeprefix("video.")))
+        return next((camera for camera in candidates if camera in self.cameras), None)
 
     def rows(self, episode: int, column: str) -> np.ndarray:
         """Return one column of a whole episode, read-only: float32 or int64 [t] or [t, dim], or strings [t].
@@ -84,13 +100,21 @@ class RobotDataset:
         another number of rows than the episode list says.
         """
         columns = self._columns(self._checked(episode))
+        column = self.modality.languages.get(column, column)
+        if column not in columns and (part := self.modality.slices.get(column)):
+            return self.rows(episode, part.column).reshape(int(self.lengths[episode]), -1)[:, part.span]
         if column not in columns:
             names = ", ".join(columns)
             raise InputError(f"{self.root} has no column {column} in episode {episode}; it has {names}")
         return columns[column]
 
     def instructions(self, episode: int, column: str = "task_index") -> list[str]:
-        """Return what the robot was told at each row: a language column's strings, or the tasks it numbers."""
+        """Return what the robot was told at each row: a language column's strings, or the tasks it numbers.
+
+        Where there is no task_index, modality.json's first annotation serves, else the episode list's first task.
+        """
+        if not self.has_column(column) and column == "task_index" and self.modality.languages:
+            column = next(iter(self.modality.languages))
         if not self.has_column(column) and column == "task_index":
             tasks = self._layout.tasks_of(self._checked(episode))
             if not tasks:
@@ -102,6 +126,35 @@ class RobotDataset:
         if unknown := set(values.tolist()) - self.tasks.keys():
             raise InputError(f"episode {episode} of {self.root} names task {min(unknown)}, which has no text")
         return [self.tasks[index] for index in values.tolist()]
+
+    def sole_instruction(self, episode: int) -> str | None:
+        """Return the one task the episode list gives an episode, which all its rows have; None for several or none.
+
+        It opens no table, so labels of many episodes cost nothing.
+        """
+        return self._layout.sole_task(self._checked(episode))
+
+    def tasks_of(self, episode: int) -> list[str]:
+        """Return the tasks that the episode list gives an episode."""
+        return self._layout.tasks_of(self._checked(episode))
+
+    def table_path(self, episode: int) -> Path:
+        """Return the parquet file that holds an episode's rows; it may be missing."""
+        return self._layout.table_path(self._checked(episode))
+
+    def video_span(self, episode: int, camera: str) -> VideoSpan:
+        """Return where an episode's frames of a camera are; the file may be missing."""
+        return self._layout.video_span(self._checked(episode), camera)
+
+    def table(self, episode: int) -> pa.Table:
+        """Return an episode's rows as they are stored, with every column of the file, images included."""
+        path = self.table_path(episode)
+        return self._table(episode, self._footer(path).metadata.schema.to_arrow_schema().names)[0]
+
+    def frame_numbers(self, episode: int, camera: str) -> Int64[np.ndarray, " t"]:
+        """Return which frame of its video file each row of an episode shows; InputErrors as of ``frames``."""
+        self._check_camera(self._checked(episode), camera)
+        return self._frame_numbers(episode, camera)
 
     def frames(self, episode: int, camera: str, rows: Int[np.ndarray, " n"]) -> UInt8[np.ndarray, "n h w 3"]:
         """Return the frames that belong to rows of an episode, in their order, repeats allowed.
@@ -124,6 +177,9 @@ class RobotDataset:
 
         They come from meta/stats.json where it has the quantiles, else from one pass over the tables.
         """
+        if column not in self._stats and (part := self.modality.slices.get(column)) and column not in self.features:
+            whole = self.stats(part.column)
+            self._stats[column] = {name: whole[name].reshape(-1)[part.span] for name in NEEDED_STATS}
         if column not in self._stats:
             stored = self._stored_stats().get(column, {})
             if all(name in stored for name in NEEDED_STATS):
@@ -162,11 +218,14 @@ class RobotDataset:
         digest.update(np.stack([self._layout.episode_index, self.lengths]).tobytes())
         digest.update(repr(sorted(self.tasks.items())).encode())
         videos = [camera for camera in self.cameras if self.features[camera]["dtype"] == "video"]
+        prefix, sizes = len(str(self.root / "_")) - 1, {}
         for episode in range(self.num_episodes):
             spans = [self._layout.video_span(episode, camera) for camera in videos]
             for path in (self._layout.table_path(episode), *(span.path for span in spans)):
-                size = path.stat().st_size if path.exists() else -1
-                digest.update(f"{path.relative_to(self.root)} {size}\n".encode())
+                name = str(path)[prefix:]
+                if name not in sizes:
+                    sizes[name] = _size(path)
+                digest.update(f"{name} {sizes[name]}\n".encode())
             digest.update(repr([(span.start_s, span.end_s) for span in spans]).encode())
         return digest.hexdigest()
 
@@ -239,24 +298,8 @@ class RobotDataset:
         return stored
 
 
-def _read_info(root: Path) -> dict[str, Any]:
-    if not root.is_dir():
-        raise InputError(f"there is no dataset folder {root}")
-    path = root / INFO_FILE
-    if not path.exists():
-        raise InputError(f"{root} is no LeRobot dataset: it lacks {INFO_FILE}")
-    info = read_json(path)
-    if not isinstance(info, dict):
-        raise InputError(f"{path} is no JSON object")
-    if info.get("codebase_version") not in VERSIONS:
-        version = info.get("codebase_version")
-        raise InputError(f"{path} has codebase_version {version!r}; known are {', '.join(VERSIONS)}")
-    fps = info.get("fps")
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not fps > 0:
-        raise InputError(f"{path} gives fps as {fps!r}, need frames per second above 0")
-    features = info.get("features")
-    if not isinstance(features, dict) or not all(isinstance(f, dict) and "dtype" in f for f in features.values()):
-        raise InputError(f"{path} does not give every feature a dtype")
-    if unknown := sorted(info.keys() - KNOWN_INFO):
-        warnings.warn(f"{path} has unknown keys, which are ignored: {', '.join(unknown)}", stacklevel=4)
-    return info
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
