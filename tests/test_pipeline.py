@@ -148,7 +148,7 @@ def test_a_stream_goes_on_where_its_state_says(reader, pool):
     state = stream.state_dict()
     stream.close()
     for num_threads, ranks in ((1, 1), (2, 1), (4, 1), (2, 2)):
-        own = options | {"batch_size": 4 // ranks, "num_threads": num_threads, "world_size": ranks}
+        own: dict[str, Any] = options | {"batch_size": 4 // ranks, "num_threads": num_threads, "world_size": ranks}
         streams = [load_clips(reader, rank=r, start_batch=state["next_batch"], **own) for r in range(ranks)]
         assert [stream.check_state(state) for stream in streams] == [5] * ranks
         parts = [take(stream, 9) for stream in streams]

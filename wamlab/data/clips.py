@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int, UInt8
@@ -77,6 +78,13 @@ class ClipReader:
         self._cache_bytes = int(cache_gib * 2**30)
         self.forget_frames()
         self._cameras = {camera: full_name(camera, dataset.cameras) or "" for camera in robot.cameras}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_cache": None}  # a spawned process begins with an empty one
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.forget_frames()
 
     @property
     def num_samples(self) -> int:
