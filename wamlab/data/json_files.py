@@ -28,6 +28,14 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def check_finite(content: Any, what: str) -> None:
+    """Raise InputError where a NaN or infinity would make a JSON file that others cannot read."""
+    try:
+        json.dumps(content, allow_nan=False)
+    except ValueError as error:
+        raise InputError(f"{what} hold a NaN or infinity: measure them again, or mend the rows") from error
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file for people to read."""
     path.write_text(json.dumps(content, indent=4, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")

@@ -91,7 +91,7 @@ class Recorded:
 
     info: Mapping[str, Any]  # what every version's info.json says
     episodes: Sequence[RecordedEpisode]
-    tasks: Sequence[str]  # the position is the task index
+    tasks: Mapping[int, str]
     stats: Mapping[str, Mapping[str, Any]]
 
 

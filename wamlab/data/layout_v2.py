@@ -103,7 +103,7 @@ def write_meta(root: Path, recorded: Recorded) -> None:
     write_json(root / INFO_FILE, info)
     write_json(root / STATS_FILE, recorded.stats)
     write_json(meta / "modality.json", modality(features))
-    write_json_lines(meta / "tasks.jsonl", ({"task_index": i, "task": task} for i, task in enumerate(recorded.tasks)))
+    write_json_lines(meta / "tasks.jsonl", ({"task_index": i, "task": task} for i, task in recorded.tasks.items()))
     write_json_lines(
         meta / "episodes.jsonl",
         ({"episode_index": e.index, "tasks": list(e.tasks), "length": e.length} for e in episodes),

@@ -157,7 +157,7 @@ def write_meta(root: Path, recorded: Recorded) -> None:
     }
     write_json(root / INFO_FILE, info)
     write_json(root / STATS_FILE, recorded.stats)
-    pq.write_table(_tasks_table(list(recorded.tasks)), root / TASKS_FILE)
+    pq.write_table(_tasks_table(recorded.tasks), root / TASKS_FILE)
     pq.write_table(pa.Table.from_pylist([_episode_row(e) for e in recorded.episodes]), path)
 
 
@@ -186,7 +186,7 @@ def _episode_row(episode: RecordedEpisode) -> dict[str, Any]:
     }
 
 
-def _tasks_table(tasks: list[str]) -> pa.Table:
+def _tasks_table(tasks: Mapping[int, str]) -> pa.Table:
     """Build the table pandas reads back with the task strings as its index."""
     number = {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
     text = {
@@ -202,5 +202,8 @@ def _tasks_table(tasks: list[str]) -> pa.Table:
         "creator": {"library": "pyarrow", "version": pa.__version__},
         "pandas_version": "2.2.0",
     }
-    columns = {"task_index": pa.array(range(len(tasks)), pa.int64()), "__index_level_0__": pa.array(tasks)}
+    columns = {
+        "task_index": pa.array(list(tasks), pa.int64()),
+        "__index_level_0__": pa.array(list(tasks.values()), pa.string()),
+    }
     return pa.table(columns).replace_schema_metadata({"pandas": json.dumps(pandas)})

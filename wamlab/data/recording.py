@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from wamlab.data import layout_v2, layout_v3
 from wamlab.data.encode import VideoConfig, VideoWriter, as_number, video_feature
-from wamlab.data.layout import Recorded, RecordedEpisode, VideoFeature, VideoPlace
+from wamlab.data.layout import FilePlace, Recorded, RecordedEpisode, VideoFeature, VideoPlace
 from wamlab.data.statistics import ColourHistogram, as_lists, measure_rows
 from wamlab.data.tables import as_array
 from wamlab.errors import InputError
@@ -117,25 +117,65 @@ class CameraFiles:
             self._writer = None
 
 
+class TableFiles:
+    """Parquet files of rows: one an episode (v2.1), or filled one after another (v3.0), a row group an episode."""
+
+    def __init__(self, root: Path, layout: ModuleType, file_mb: float = float(layout_v3.DATA_FILE_MB)):
+        self._root, self._layout, self._file_mb = root, layout, file_mb
+        self._writer: pq.ParquetWriter | None = None
+        self._num_files, self._num_bytes = 0, 0
+        self.paths: list[Path] = []
+
+    def __enter__(self) -> TableFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def add(self, rows: pa.Table, episode_index: int) -> FilePlace:
+        """Write an episode's rows and say where; InputError where they do not fit the file's columns."""
+        if self._layout.HAS_FILE_PER_EPISODE or self._num_bytes >= self._file_mb * MB:
+            self.close()
+        if self._writer is None:
+            number = episode_index if self._layout.HAS_FILE_PER_EPISODE else self._num_files
+            self._place = self._layout.place_of(number)
+            path = self._layout.table_path(self._root, self._place)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(path, rows.schema)
+            self._num_bytes, self._num_files = 0, self._num_files + 1
+            self.paths.append(path)
+        try:
+            if not rows.schema.equals(self._writer.schema, check_metadata=True):
+                rows = rows.select(self._writer.schema.names).cast(self._writer.schema)
+        except (pa.ArrowException, KeyError) as error:
+            raise InputError(f"episode {episode_index} has other columns than the one before: {error}") from error
+        self._writer.write_table(rows)  # one row group an episode, which readers find by its statistics
+        self._num_bytes += rows.nbytes
+        return self._place
+
+    def close(self) -> None:
+        """Finish the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
 class Recording:
     """Collect episodes' rows into parquet files and what the metadata will say of them."""
 
     def __init__(self, root: Path, layout: ModuleType, fps: float, file_mb: float = float(layout_v3.DATA_FILE_MB)):
         self._root, self._layout, self._fps = root, layout, fps
         self._features: dict[str, dict[str, Any]] = {}
-        self._file_mb = file_mb
+        self._tables = TableFiles(root, layout, file_mb)
         self._episodes: list[RecordedEpisode] = []
         self._tasks: dict[str, int] = {}
         self._num_rows = 0
-        self._paths: list[Path] = []
-        self._table: pq.ParquetWriter | None = None
-        self._num_bytes = 0
 
     def __enter__(self) -> Recording:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        self._tables.close()
 
     def add(
         self,
@@ -157,7 +197,7 @@ class Recording:
         }
         for name, values in columns.items():
             self._features.setdefault(name, column_feature(name, values))
-        self._write_rows(pa.table({name: as_arrow(values) for name, values in columns.items()}))
+        place = self._tables.add(pa.table({name: as_arrow(values) for name, values in columns.items()}), index)
         stats = {name: as_lists(measure_rows(values)) for name, values in columns.items()}
         stats |= {camera: video.stats for camera, video in videos.items()}
         self._episodes.append(
@@ -166,7 +206,7 @@ class Recording:
                 first_row=self._num_rows,
                 length=length,
                 tasks=[instruction],
-                table=self._layout.place_of(len(self._paths) - 1),
+                table=place,
                 videos=videos,
                 stats=stats,
             )
@@ -175,7 +215,7 @@ class Recording:
 
     def finish(self, robot_type: str | None, cameras: Mapping[str, VideoFeature]) -> None:
         """Close the tables and write the metadata, statistics of all rows included."""
-        self._close()
+        self._tables.close()
         stats = {name: as_lists(measure_rows(self._read_column(name))) for name in self._features}
         stats |= {camera: video.stats for camera, video in cameras.items()}
         features = {camera: video.feature for camera, video in cameras.items()} | self._features
@@ -190,28 +230,11 @@ class Recording:
             "splits": {"train": f"0:{len(self._episodes)}"},
             "features": features,
         }
-        self._layout.write_meta(self._root, Recorded(info, self._episodes, list(self._tasks), stats))
-
-    def _close(self) -> None:
-        if self._table is not None:
-            self._table.close()
-            self._table = None
-
-    def _write_rows(self, rows: pa.Table) -> None:
-        if self._layout.HAS_FILE_PER_EPISODE or self._num_bytes >= self._file_mb * MB:
-            self._close()
-        if self._table is None:
-            path = self._layout.table_path(self._root, self._layout.place_of(len(self._paths)))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._table = pq.ParquetWriter(path, rows.schema)
-            self._num_bytes = 0
-            self._paths.append(path)
-        self._table.write_table(rows)  # one row group an episode, which readers find by its statistics
-        self._num_bytes += rows.nbytes
+        self._layout.write_meta(self._root, Recorded(info, self._episodes, dict(enumerate(self._tasks)), stats))
 
     def _read_column(self, name: str) -> np.ndarray:
         """Read a column back whole: quantiles need all rows, yet only one column need be in memory."""
-        parts = [as_array(pq.read_table(path, columns=[name])[name], name) for path in self._paths]
+        parts = [as_array(pq.read_table(path, columns=[name])[name], name) for path in self._tables.paths]
         return np.concatenate(parts)
 
 

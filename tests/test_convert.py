@@ -1,0 +1,223 @@
+"""A converted dataset has the same rows and bit for bit the same frames, or there is none."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from barcode import barcode_frames, read_barcodes
+from PIL import Image
+
+from wamlab.data.convert import convert_dataset
+from wamlab.data.lerobot import RobotDataset, open_dataset
+from wamlab.data.write import write_dataset
+from wamlab.errors import InputError
+from wamlab.types import Episode
+
+TOP, WRIST = "observation.images.top", "observation.images.wrist"
+LENGTHS = (20, 33, 17)
+OTHER = {"v2.0": "v3.0", "v2.1": "v3.0", "v3.0": "v2.1"}
+
+
+def episode(first: int, length: int) -> Episode:
+    rng = np.random.default_rng(first)
+    numbers = np.arange(first, first + length)
+    return Episode(
+        frames={"top": barcode_frames(numbers), "wrist": barcode_frames(numbers + 2000)},
+        state=rng.normal(size=(length, 4)).astype(np.float32),
+        action=rng.normal(size=(length, 2)).astype(np.float32),
+        instruction=f"task of {first}",
+        fps=10.0,
+        signals={"next.reward": rng.normal(size=length).astype(np.float32)},
+    )
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("sources")
+    episodes = [episode(100 * n, length) for n, length in enumerate(LENGTHS)]
+    return {version: write_dataset(episodes, folder / version, version=version) for version in ("v2.1", "v3.0")}
+
+
+@pytest.fixture
+def root_v2(sources: dict[str, Path], tmp_path: Path) -> Path:
+    return shutil.copytree(sources["v2.1"], tmp_path / "v2")
+
+
+@pytest.fixture
+def root_v3(sources: dict[str, Path], tmp_path: Path) -> Path:
+    return shutil.copytree(sources["v3.0"], tmp_path / "v3")
+
+
+def edit_json(path: Path, change: Callable[[Any], object]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def encode(path: Path, numbers: np.ndarray, options: dict[str, str]) -> None:
+    """Write a video whose options the library's own writer never uses."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=10)
+        frames = barcode_frames(numbers)
+        stream.height, stream.width, stream.pix_fmt, stream.options = *frames.shape[1:3], "yuv420p", options
+        stream.codec_context.time_base = Fraction(1, 10)
+        for number, pixels in enumerate(frames):
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            frame.pts, frame.time_base = number, Fraction(1, 10)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+
+
+def assert_equal(first: RobotDataset, second: RobotDataset) -> None:
+    assert first.lengths.tolist() == second.lengths.tolist()
+    assert first.tasks == second.tasks and first.fps == second.fps and first.cameras == second.cameras
+    for number in range(first.num_episodes):
+        assert first.table(number).equals(second.table(number))
+        assert first.instructions(number) == second.instructions(number)
+        for camera in first.cameras:
+            rows = np.arange(first.lengths[number])
+            assert np.array_equal(first.frames(number, camera, rows), second.frames(number, camera, rows))
+    for name in ("action", TOP):
+        for kind, values in first.stats(name).items():
+            assert np.array_equal(values, second.stats(name)[kind]), (name, kind)
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_there_and_back_frames_are_bit_identical_and_tables_equal(
+    sources: dict[str, Path], version: str, tmp_path: Path
+) -> None:
+    source = open_dataset(sources[version])
+    there = open_dataset(convert_dataset(source, tmp_path / "there", OTHER[version]))
+    assert there.version == OTHER[version]
+    assert_equal(source, there)
+    back = open_dataset(convert_dataset(there, tmp_path / "back", version))
+    assert_equal(source, back)
+    assert back.info == source.info
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    if version == "v2.1":
+        for name in ("episodes.jsonl", "tasks.jsonl", "stats.json", "modality.json", "episodes_stats.jsonl"):
+            before, after = [
+                [json.loads(line) for line in text.splitlines()] if name.endswith("l") else json.loads(text)
+                for text in ((r / "meta" / name).read_text() for r in (source.root, back.root))
+            ]
+            assert before == after, name
+
+
+def test_v3_videos_go_into_few_files_and_a_full_one_is_followed_by_the_next(root_v2: Path, tmp_path: Path) -> None:
+    source = open_dataset(root_v2)
+    one = convert_dataset(source, tmp_path / "one", "v3.0")
+    assert len(list(one.rglob("*.mp4"))) == 2
+    many = convert_dataset(source, tmp_path / "many", "v3.0", video_file_mb=1e-3)
+    assert len(list(many.rglob("*.mp4"))) == 6
+    assert_equal(source, open_dataset(many))
+
+
+def test_reordered_frames_survive_both_ways(root_v2: Path, tmp_path: Path) -> None:
+    options = {"bf": "3", "g": "8", "x264-params": "open-gop=0:b-pyramid=normal"}
+    for number, length in enumerate(LENGTHS):
+        path = root_v2 / f"videos/chunk-000/{TOP}/episode_{number:06d}.mp4"
+        encode(path, np.arange(100 * number, 100 * number + length), options)
+    source = open_dataset(root_v2)
+    there = open_dataset(convert_dataset(source, tmp_path / "there", "v3.0"))
+    assert_equal(source, there)
+    assert_equal(source, open_dataset(convert_dataset(there, tmp_path / "back", "v2.1")))
+
+
+def test_files_of_another_coding_are_not_joined(root_v2: Path, tmp_path: Path) -> None:
+    path = root_v2 / f"videos/chunk-000/{TOP}/episode_000001.mp4"
+    encode(path, np.arange(100, 133), {"profile": "baseline"})
+    source = open_dataset(root_v2)
+    written = convert_dataset(source, tmp_path / "out", "v3.0")
+    assert len(list((written / "videos" / TOP).rglob("*.mp4"))) == 3
+    assert_equal(source, open_dataset(written))
+
+
+def test_longer_videos_and_gaps_in_the_numbers_are_kept(root_v2: Path, tmp_path: Path) -> None:
+    (root_v2 / "data/chunk-000/episode_000001.parquet").unlink()
+    encode(root_v2 / f"videos/chunk-000/{TOP}/episode_000000.mp4", np.arange(25), {"bf": "0"})  # for 20 rows
+    for name in ("episodes.jsonl", "episodes_stats.jsonl"):
+        path = root_v2 / "meta" / name
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join(lines[::2]) + "\n")
+    source = open_dataset(root_v2)
+    there = open_dataset(convert_dataset(source, tmp_path / "there", "v3.0"))
+    assert_equal(source, there)
+    back = open_dataset(convert_dataset(there, tmp_path / "back", "v2.1"))
+    assert_equal(source, back)
+    assert back.episode_index.tolist() == [0, 2]
+    assert (back.root / "data/chunk-000/episode_000002.parquet").exists()
+
+
+def test_an_episode_that_begins_between_key_frames_is_refused(root_v3: Path, tmp_path: Path) -> None:
+    encode(root_v3 / f"videos/{TOP}/chunk-000/file-000.mp4", np.arange(sum(LENGTHS)), {"g": "250", "bf": "0"})
+    with pytest.raises(InputError, match=r"episode 1 does not begin on a key frame of its own in .*file-000\.mp4"):
+        convert_dataset(open_dataset(root_v3), tmp_path / "out", "v2.1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v3"]
+
+
+def test_frames_that_need_those_of_the_next_episode_are_refused(root_v3: Path, tmp_path: Path) -> None:
+    options = {"g": "10", "bf": "3", "x264-params": "open-gop=1:keyint=20:min-keyint=20:scenecut=0"}
+    encode(root_v3 / f"videos/{TOP}/chunk-000/file-000.mp4", np.arange(sum(LENGTHS)), options)
+    with pytest.raises(InputError, match=r"episode [01] does not begin on a key frame of its own"):
+        convert_dataset(open_dataset(root_v3), tmp_path / "out", "v2.1")
+
+
+def test_v2_0_gains_the_statistics_of_each_episode(root_v2: Path, tmp_path: Path) -> None:
+    expected = [json.loads(line) for line in (root_v2 / "meta/episodes_stats.jsonl").read_text().splitlines()]
+    edit_json(root_v2 / "meta/info.json", lambda info: info.update(codebase_version="v2.0"))
+    (root_v2 / "meta/episodes_stats.jsonl").unlink()
+    source = open_dataset(root_v2)
+    for version in ("v2.1", "v3.0"):
+        written = convert_dataset(source, tmp_path / version, version)
+        assert_equal(source, open_dataset(written))
+    found = [json.loads(line) for line in (tmp_path / "v2.1/meta/episodes_stats.jsonl").read_text().splitlines()]
+    for before, after in zip(expected, found, strict=True):
+        assert before["stats"]["action"] == after["stats"]["action"]
+        assert np.allclose(before["stats"][TOP]["mean"], after["stats"][TOP]["mean"], atol=0.02)  # decoded frames
+
+
+def test_images_in_tables_and_further_metadata_come_along(root_v2: Path, tmp_path: Path) -> None:
+    for camera in (TOP, WRIST):
+        edit_json(root_v2 / "meta/info.json", lambda info, c=camera: info["features"][c].update(dtype="image"))
+    for number, length in enumerate(LENGTHS):
+        path = root_v2 / f"data/chunk-000/episode_{number:06d}.parquet"
+        table = pq.read_table(path)
+        for camera in (TOP, WRIST):
+            cells = []
+            for pixels in barcode_frames(np.arange(100 * number, 100 * number + length)):
+                Image.fromarray(pixels).save(buffer := io.BytesIO(), "png")
+                cells.append({"bytes": buffer.getvalue(), "path": None})
+            table = table.append_column(camera, pa.array(cells, pa.struct({"bytes": pa.binary(), "path": pa.string()})))
+        pq.write_table(table, path)
+    (root_v2 / "meta/embodiment.json").write_text('{"embodiment_tag": "yam"}')
+    (root_v2 / "meta/relative_stats_dreamzero.json").write_text("{}")
+    shutil.rmtree(root_v2 / "videos")
+    source = open_dataset(root_v2)
+    written = open_dataset(convert_dataset(source, tmp_path / "out", "v3.0"))
+    assert_equal(source, written)
+    assert read_barcodes(written.frames(1, TOP, np.arange(3))).tolist() == [100, 101, 102]
+    for name in ("embodiment.json", "relative_stats_dreamzero.json", "modality.json"):
+        assert (written.root / "meta" / name).read_bytes() == (root_v2 / "meta" / name).read_bytes()
+
+
+def test_what_cannot_be_converted_is_refused_and_leaves_nothing(root_v2: Path, tmp_path: Path) -> None:
+    source = open_dataset(root_v2)
+    with pytest.raises(InputError, match=r"is v2\.1 already"):
+        convert_dataset(source, tmp_path / "out", "v2.1")
+    with pytest.raises(InputError, match=r"cannot write dataset version 'v2\.0'"):
+        convert_dataset(source, tmp_path / "out", "v2.0")
+    with pytest.raises(InputError, match="exists already"):
+        convert_dataset(source, root_v2, "v3.0")
+    (root_v2 / f"videos/chunk-000/{WRIST}/episode_000002.mp4").unlink()
+    with pytest.raises(InputError, match=r"episode_000002\.mp4"):
+        convert_dataset(source, tmp_path / "out", "v3.0")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v2"]
