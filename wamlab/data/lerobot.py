@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ import pyarrow as pa
 from jaxtyping import Int, Int64, UInt8
 
 from wamlab.data.dataset_info import find_root, read_info
+from wamlab.data.frame_index import FrameIndex
 from wamlab.data.json_files import read_json
 from wamlab.data.layout import INFO_FILE, STATS_FILE, Layout, VideoSpan
 from wamlab.data.layout_v2 import LayoutV2
 from wamlab.data.layout_v3 import LayoutV3
+from wamlab.data.matching import match_frames
 from wamlab.data.modality import read_embodiment, read_modality
 from wamlab.data.readers import Readers
 from wamlab.data.statistics import measure_rows
@@ -128,11 +130,19 @@ class RobotDataset:
         return [self.tasks[index] for index in values.tolist()]
 
     def sole_instruction(self, episode: int) -> str | None:
-        """Return the one task the episode list gives an episode, which all its rows have; None for several or none.
+        """Return the one task the episode list gives an episode, which all its rows have; None where the rows decide.
 
+        They do where the list gives several tasks or none, and where an annotation stands in for task_index.
         It opens no table, so labels of many episodes cost nothing.
         """
+        if not self.has_column("task_index") and self.modality.languages:
+            return None
         return self._layout.sole_task(self._checked(episode))
+
+    def labels(self, episode: int) -> Sequence[str]:
+        """Return the instruction of every row, as ``instructions`` does, without its table where that is not needed."""
+        sole = self.sole_instruction(episode)
+        return self.instructions(episode) if sole is None else [sole] * int(self.lengths[episode])
 
     def tasks_of(self, episode: int) -> list[str]:
         """Return the tasks that the episode list gives an episode."""
@@ -155,6 +165,10 @@ class RobotDataset:
         """Return which frame of its video file each row of an episode shows; InputErrors as of ``frames``."""
         self._check_camera(self._checked(episode), camera)
         return self._frame_numbers(episode, camera)
+
+    def frame_index(self, episode: int, camera: str) -> FrameIndex:
+        """Return the times of all frames in the file that holds an episode's video."""
+        return self._readers.index(self.video_span(episode, camera).path)
 
     def frames(self, episode: int, camera: str, rows: Int[np.ndarray, " n"]) -> UInt8[np.ndarray, "n h w 3"]:
         """Return the frames that belong to rows of an episode, in their order, repeats allowed.
@@ -268,27 +282,8 @@ class RobotDataset:
         where = f"episode {episode}, camera {camera} ({span.path})"
         if not span.path.exists():
             raise InputError(f"the video of {where} is missing")
-        index = self._readers.index(span.path)
-        shown_s, half_s = index.times_s, 0.5 / self.fps
-        times_s = span.start_s + self.rows(episode, "timestamp").astype(np.float64)
-        numbers, off_s = index.nearest(times_s)
-        is_off = off_s > half_s * (1 + 1e-6)
-        # Where episodes follow one another in a file, the frames of a short one end where the next begins.
-        end_s = np.inf if span.end_s is None else span.end_s
-        num_shown = int(((shown_s >= span.start_s - half_s) & (shown_s < end_s - half_s)).sum())
-        if num_shown < len(numbers) and (span.end_s is not None or is_off.any()):
-            raise InputError(f"{where} has {len(numbers)} rows but {num_shown} frames")
-        if is_off.any():
-            row = int(off_s.argmax())
-            raise InputError(
-                f"{where}: row {row} is at {times_s[row]:.4f} s, more than half a frame from the nearest "
-                f"frame, at {shown_s[numbers[row]]:.4f} s"
-            )
-        is_regular = np.abs(np.diff(times_s) - 2 * half_s) < 0.1 * half_s
-        if (is_repeated := is_regular & (np.diff(numbers) < 1)).any():
-            row = int(is_repeated.argmax())
-            raise InputError(f"{where}: rows {row} and {row + 1} would show the same frame")
-        return numbers
+        timestamps_s = self.rows(episode, "timestamp").astype(np.float64)
+        return match_frames(self._readers.index(span.path), span, timestamps_s, self.fps, where)
 
     def _stored_stats(self) -> dict[str, dict[str, Any]]:
         path = self.root / STATS_FILE

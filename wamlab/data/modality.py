@@ -55,7 +55,7 @@ def read_modality(root: Path, features: Mapping[str, Mapping[str, Any]]) -> Moda
             column, first, end = entry.get("original_key") or default, entry.get("start"), entry.get("end")
             if column not in features:
                 raise InputError(f"{where} the column {column!r}, which info.json does not list: correct original_key")
-            size = _size(features[column])
+            size = feature_size(features[column])
             if not isinstance(first, int) or not isinstance(end, int) or not 0 <= first < end <= size:
                 raise InputError(f"{where} as {first}:{end}, {column} has dimensions 0:{size}: correct start and end")
             slices[f"{kind}.{name}"] = NamedSlice(column, first, end)
@@ -87,15 +87,16 @@ def read_embodiment(root: Path) -> str | None:
     return tag
 
 
+def feature_size(feature: Mapping[str, Any]) -> int:
+    """Return the number of dimensions info.json gives a column."""
+    size = 1
+    for extent in feature.get("shape") or [1]:
+        size *= int(extent)
+    return size
+
+
 def _entries(content: Mapping[str, Any], kind: str, path: Path) -> list[tuple[str, dict[str, Any]]]:
     found = content.get(kind) or {}
     if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
         raise InputError(f"{path} does not map names to objects under {kind!r}")
     return list(found.items())
-
-
-def _size(feature: Mapping[str, Any]) -> int:
-    size = 1
-    for extent in feature.get("shape") or [1]:
-        size *= int(extent)
-    return size
