@@ -1,13 +1,11 @@
 """When every frame of a video file is shown and where decoding may start: exact random access rests on it.
 
-An mp4 states all of it in its ``moov`` box, which numpy reads about a hundred times faster than the packets
-can be walked. Files whose box needs interpretation (several edits, fragments, cuts) are walked instead.
+An mp4 states all of it in its ``moov`` box. Files whose box does not suffice are walked packet by packet, once:
+that index is kept in the user's cache.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -18,11 +16,9 @@ from av.container import InputContainer
 from av.error import FFmpegError
 from jaxtyping import Int64
 
+from wamlab.data.moov import read_sample_times
+from wamlab.data.video_notes import read_note, write_note
 from wamlab.errors import InputError
-
-# Sample tables that say nothing about time beyond what is read here; sample groups and partial sync tables
-# would name further key frames.
-KNOWN_TABLES = {b"stsd", b"stts", b"stss", b"ctts", b"stsz", b"stsc", b"stco", b"co64", b"sdtp"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,12 @@ def read_frame_index(path: Path) -> FrameIndex:
     Raises InputError when the file is missing, is no video or holds no frame.
     """
     index = index_by_moov(path)
-    return index_by_demuxing(path) if index is None else index
+    if index is None:
+        index = _noted_index(path)
+    if index is None:
+        index = index_by_demuxing(path)
+        _note_index(path, index)
+    return index
 
 
 def open_container(path: Path) -> InputContainer:
@@ -75,6 +76,22 @@ def open_container(path: Path) -> InputContainer:
         container.close()
         raise InputError(f"{path} holds no video stream")
     return container
+
+
+def index_by_moov(path: Path) -> FrameIndex | None:
+    """Index an mp4 file by its sample tables, or return None where they do not tell all."""
+    times = read_sample_times(path)
+    if times is None or len(times.keys) == 0:
+        return None
+    shown = np.sort(times.pts) if times.is_reordered else times.pts
+    if (shown[1:] == shown[:-1]).any():
+        return None
+    return FrameIndex(
+        pts=shown,
+        **_keys(times.pts, times.dts, times.keys, is_reordered=times.is_reordered),
+        time_base=times.time_base,
+        num_hidden=0,
+    )
 
 
 def index_by_demuxing(path: Path) -> FrameIndex:
@@ -97,141 +114,38 @@ def index_by_demuxing(path: Path) -> FrameIndex:
     pts = np.array([packet[0] for packet in packets])
     dts = np.array([packet[0] if packet[1] is None else packet[1] for packet in packets])
     is_key, is_hidden = np.array([packet[2:] for packet in packets]).T
-    return _index(path, pts, dts, is_key, is_hidden, time_base)
-
-
-def _index(
-    path: Path, pts: np.ndarray, dts: np.ndarray, is_key: np.ndarray, is_hidden: np.ndarray, base: Fraction
-) -> FrameIndex:
-    """Sort packets, given in file order, into a frame index."""
     shown = np.sort(pts[~is_hidden])
     if len(shown) == 0:
         raise InputError(f"the video {path} holds no frame that is shown")
     if np.any(np.diff(shown) == 0):
         raise InputError(f"two frames of {path} have the same time stamp; re-encode it")
-    # The last key frame at or before each packet in the file; a packet shown before it "leads" it.
-    last_key = np.maximum.accumulate(np.where(is_key, np.arange(len(pts)), -1))
-    has_leading = bool(np.any((last_key >= 0) & (pts < pts[last_key])))
-    order = np.argsort(pts[is_key], kind="stable")
-    return FrameIndex(
-        pts=shown.astype(np.int64),
-        key_pts=pts[is_key][order].astype(np.int64),
-        key_dts=dts[is_key][order].astype(np.int64),
-        time_base=base,
-        has_leading_frames=has_leading,
-        num_hidden=int(is_hidden.sum()),
-    )
+    keys = np.flatnonzero(is_key)
+    found = _keys(pts, dts, keys, is_reordered=True)
+    return FrameIndex(pts=shown, **found, time_base=time_base, num_hidden=int(is_hidden.sum()))
 
 
-def index_by_moov(path: Path) -> FrameIndex | None:
-    """Index an mp4 file by its sample tables, or return None where they do not tell all."""
-    try:
-        moov = _read_moov(path)
-        return _parse_moov(path, moov) if moov else None
-    except (struct.error, ValueError, IndexError, KeyError) as error:
-        if isinstance(error, InputError):
-            raise
-        return None  # a broken box: walking the packets finds out what is left and says what is wrong
+def _keys(pts: np.ndarray, dts: np.ndarray, keys: np.ndarray, *, is_reordered: bool) -> dict:
+    """Sort the key frames of packets given in file order, and say whether frames lead one."""
+    has_leading = False
+    key_pts, key_dts = pts[keys], dts[keys]
+    if is_reordered and len(keys):
+        # A frame leads if a packet from its key frame on is shown before that key frame.
+        has_leading = bool((np.minimum.reduceat(pts, keys) < key_pts).any())
+        order = np.argsort(key_pts, kind="stable")
+        key_pts, key_dts = key_pts[order], key_dts[order]
+    return {"key_pts": key_pts, "key_dts": key_dts, "has_leading_frames": has_leading}
 
 
-def _read_moov(path: Path) -> bytes | None:
-    """Return the content of the moov box without reading the media data."""
-    try:
-        with path.open("rb") as file:
-            end = file.seek(0, 2)
-            position = 0
-            while position + 8 <= end:
-                file.seek(position)
-                size, kind = struct.unpack(">I4s", file.read(8))
-                header = 8
-                if size == 1:
-                    size, header = struct.unpack(">Q", file.read(8))[0], 16
-                if size == 0:
-                    size = end - position
-                if kind == b"moof" or size < header or position + size > end:
-                    return None
-                if kind == b"moov":
-                    return file.read(size - header)
-                position += size
-    except OSError:
-        return None  # opening by PyAV names the reason
-    return None
-
-
-def _boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    position = 0
-    while position + 8 <= len(data):
-        size, kind = struct.unpack_from(">I4s", data, position)
-        if size < 8 or position + size > len(data):
-            raise ValueError("a box is longer than its parent")
-        yield kind, data[position + 8 : position + size]
-        position += size
-
-
-def _parse_moov(path: Path, moov: bytes) -> FrameIndex | None:
-    children = list(_boxes(moov))
-    if any(kind == b"mvex" for kind, _ in children):  # fragments follow
+def _noted_index(path: Path) -> FrameIndex | None:
+    note = read_note(path, "index", ("pts", "key_pts", "key_dts", "facts"))
+    if note is None:
         return None
-    movie_scale = _time_scale(dict(children)[b"mvhd"])
-    for kind, trak in children:
-        if kind != b"trak":
-            continue
-        boxes = dict(_boxes(trak))
-        media = dict(_boxes(boxes[b"mdia"]))
-        if media[b"hdlr"][8:12] != b"vide":
-            continue
-        tables = dict(_boxes(dict(_boxes(media[b"minf"]))[b"stbl"]))
-        num_formats = struct.unpack_from(">I", tables[b"stsd"], 4)[0]
-        if num_formats != 1 or not tables.keys() <= KNOWN_TABLES:
-            return None
-        edits = dict(_boxes(boxes[b"edts"]))[b"elst"] if b"edts" in boxes else None
-        return _parse_samples(path, tables, edits, _time_scale(media[b"mdhd"]), movie_scale)
-    return None
+    numerator, denominator, has_leading, num_hidden = note.pop("facts").tolist()
+    base = Fraction(numerator, denominator)
+    return FrameIndex(**note, time_base=base, has_leading_frames=bool(has_leading), num_hidden=num_hidden)
 
 
-def _time_scale(header: bytes) -> int:
-    return struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)[0]
-
-
-def _pairs(table: bytes) -> np.ndarray:
-    """Return a run-length table as int64 [entries, 2]: run lengths and values."""
-    count = struct.unpack_from(">I", table, 4)[0]
-    return np.frombuffer(table, ">u4", count * 2, 8).astype(np.int64).reshape(-1, 2)
-
-
-def _parse_samples(
-    path: Path, tables: dict[bytes, bytes], edits: bytes | None, scale: int, movie_scale: int
-) -> FrameIndex | None:
-    """Turn sample tables into an index, with the one edit that merely takes the decoder's delay back."""
-    durations = np.repeat(*_pairs(tables[b"stts"]).T[::-1])
-    count = struct.unpack_from(">I", tables[b"stsz"], 8)[0]
-    if len(durations) != count or count == 0 or np.any(durations <= 0) or np.any(durations >= 2**31):
-        return None
-    dts = np.cumsum(durations) - durations
-    pts = dts
-    if b"ctts" in tables:
-        delays = np.repeat(*_pairs(tables[b"ctts"]).T[::-1])
-        if edits is None or len(delays) != count or np.any(delays >= 2**31):  # negative: readers differ
-            return None
-        pts = dts + delays
-    if edits is not None:
-        start = _start_of_only_edit(edits, int(pts.max() + durations[-1] // 2), scale, movie_scale)
-        if start is None or start != pts.min():
-            return None
-        pts, dts = pts - start, dts - start
-    if np.any(np.diff(np.sort(pts)) == 0):
-        return None
-    is_key = np.ones(count, bool)
-    if b"stss" in tables:
-        num_keys = struct.unpack_from(">I", tables[b"stss"], 4)[0]
-        is_key[:] = False
-        is_key[np.frombuffer(tables[b"stss"], ">u4", num_keys, 8).astype(np.int64) - 1] = True
-    return _index(path, pts, dts, is_key, np.zeros(count, bool), Fraction(1, scale))
-
-
-def _start_of_only_edit(edits: bytes, shown_until: int, scale: int, movie_scale: int) -> int | None:
-    """Return the media time at which the only edit starts, None where edits do more than shift."""
-    count = struct.unpack_from(">I", edits, 4)[0]
-    duration, start, rate = struct.unpack_from(">QqI" if edits[0] == 1 else ">IiI", edits, 8)
-    covers_all = start >= 0 and start * movie_scale + duration * scale >= shown_until * movie_scale
-    return start if count == 1 and rate == 1 << 16 and covers_all else None
+def _note_index(path: Path, index: FrameIndex) -> None:
+    base = index.time_base
+    facts = np.array([base.numerator, base.denominator, index.has_leading_frames, index.num_hidden])
+    write_note(path, "index", pts=index.pts, key_pts=index.key_pts, key_dts=index.key_dts, facts=facts)

@@ -11,10 +11,10 @@ from types import ModuleType
 
 import numpy as np
 
-from wamlab.data.decode import PyAVReader
 from wamlab.data.encode import VideoConfig, VideoWriter, exact_rate, video_feature
 from wamlab.data.frame_index import FrameIndex, open_container, read_frame_index
 from wamlab.data.layout import VideoFeature, VideoPlace
+from wamlab.data.pyav_reader import PyAVReader
 from wamlab.data.recording import Recording, layout_of, new_folder
 from wamlab.data.statistics import FRAMES_AN_EPISODE, ColourHistogram, as_lists
 from wamlab.data.write import IMAGES

@@ -1,0 +1,193 @@
+"""Exact random access by PyAV: decode once per batch, convert only what was asked for, straight into the batch.
+
+A batch costs least when its frames are decoded in rising order, entering each group of pictures once. Three
+savings change no pixel: frames that no other refers to are skipped unless asked for; the decoder is drained
+where a seek follows anyway, instead of fed until its delay is over; decoding goes on where it stands if the
+next batch begins ahead in the same group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import av
+import numpy as np
+from av.error import FFmpegError
+from av.video.reformatter import VideoReformatter
+from jaxtyping import Int, UInt8
+
+from wamlab.data.decode import checked_buffer, checked_frames
+from wamlab.data.frame_index import FrameIndex, open_container
+from wamlab.errors import InputError
+
+# HEVC's like-named frames may serve higher temporal layers; other decoders have no such frames or ignore it.
+SKIPPABLE_CODECS = {"h264"}
+PROGRESSIVE = 1  # AV_FIELD_PROGRESSIVE
+PICTURES_HELD = 12  # of 1.5 bytes a pixel by a decoder, with the converter's; measured, see num_bytes
+LEAST_BYTES = 2 << 20
+
+
+class PyAVReader:
+    """Decode asked frames by key frame and time stamp; a frame with another time stamp is never returned.
+
+    One decoding and one converting thread: at robot-camera sizes more threads cost more than they give, and
+    the default converter would start a thread pool per reader.
+    """
+
+    def __init__(self, path: Path, index: FrameIndex):
+        self.path, self.index = path, index
+        self._open()
+        codec = self._codec
+        self._size = codec.height, codec.width
+        self._converter = VideoReformatter()
+
+    @property
+    def num_bytes(self) -> int:
+        """Return about how much memory the open reader holds."""
+        return LEAST_BYTES + PICTURES_HELD * self._size[0] * self._size[1] * 3 // 2
+
+    def close(self) -> None:
+        self._decoded = None
+        self._container.close()
+
+    def read(
+        self, frames: Int[np.ndarray, " n"], out: UInt8[np.ndarray, "n h w 3"] | None = None
+    ) -> UInt8[np.ndarray, "n h w 3"]:
+        """Return the frames with these numbers, in their order, repeats allowed; in ``out`` where it is given.
+
+        Raises InputError where the file is damaged, ends early or changes its frame size.
+        """
+        frames = checked_frames(frames, self.path, len(self.index))
+        pixels = checked_buffer(out, (len(frames), *self._size, 3), self.path)
+        if len(frames) == 0:
+            return pixels
+        is_rising = bool((frames[1:] > frames[:-1]).all())
+        order = None if is_rising else np.argsort(frames, kind="stable")
+        numbers = frames if order is None else frames[order]
+        pts = self.index.pts[numbers]
+        groups = np.searchsorted(self.index.key_pts, pts, side="right") - 1
+        self._asked, self._last_asked = set(pts.tolist()), int(pts[-1])
+        wanted = list(zip(numbers.tolist(), pts.tolist(), groups.tolist(), strict=True))
+        wanted.append((-1, 0, wanted[-1][2]))  # what is asked for next is unknown: decoding should go on
+        previous, previous_row = -1, -1
+        for place, (number, time, group) in enumerate(wanted[:-1]):
+            row = place if order is None else int(order[place])
+            if number == previous:
+                pixels[row] = pixels[previous_row]
+                continue
+            following, _, next_group = wanted[place + 1]
+            self._is_draining = next_group != group and following != number + 1
+            self._convert(self._decode(number, time, group), number, pixels[row])
+            previous, previous_row = number, row
+        return pixels
+
+    def _convert(self, frame: av.VideoFrame, number: int, pixels: np.ndarray) -> None:
+        """Write a frame's RGB pixels into an array [h w 3]."""
+        height, width = self._size
+        if (frame.height, frame.width) != self._size:
+            raise InputError(
+                f"frame {number} of {self.path} is {frame.width}x{frame.height} while the file says "
+                f"{width}x{height}; re-encode it at one size"
+            )
+        # Freed on return, so that the next frame is converted into the same memory while the cache has it.
+        plane = self._converter.reformat(frame, format="rgb24", threads=1).planes[0]
+        lines = np.frombuffer(plane, np.uint8).reshape(height, plane.line_size)
+        pixels[:] = lines[:, : width * 3].reshape(height, width, 3)
+
+    def _open(self) -> None:
+        self._container = open_container(self.path)
+        self._stream = self._container.streams.video[0]
+        self._codec = self._stream.codec_context
+        self._codec.thread_count = 1
+        # Of interlaced video the unasked packet could be the other half of an asked frame.
+        self._can_skip = self._codec.codec.canonical_name in SKIPPABLE_CODECS and self._codec.field_order == PROGRESSIVE
+        self._is_skipping = False
+        self._decoded: Iterator[av.VideoFrame] | None = None  # where decoding stands
+        self._last = -1  # number of the frame it gave last
+
+    def _decode(self, number: int, pts: int, group: int) -> av.VideoFrame:
+        frame = None
+        try:
+            if self._is_ahead(number, group):
+                frame = self._advance_to(pts)
+            for seek_to in () if frame else self._seek_points(group):
+                self._seek(seek_to, pts)
+                frame = self._advance_to(pts)
+                if frame is not None:
+                    break
+        except FFmpegError as error:
+            self._decoded = None
+            raise InputError(
+                f"frame {number} of {self.path} cannot be decoded, the file is damaged: {error.strerror}"
+            ) from error
+        if frame is None:
+            raise InputError(
+                f"frame {number} of {self.path} cannot be decoded: the file announces {len(self.index)} "
+                "frames but is damaged or ends before this one"
+            )
+        self._last = number
+        return frame
+
+    def _is_ahead(self, number: int, group: int) -> bool:
+        """Say whether decoding on reaches the frame without passing a key frame that a seek could use."""
+        if self._decoded is None or self._last >= number:
+            return False
+        is_same_group = group < 0 or bool(self.index.pts[self._last] >= self.index.key_pts[group])
+        return is_same_group or number == self._last + 1
+
+    def _seek_points(self, group: int) -> Iterator[int | None]:
+        """Yield time stamps to seek to, cheapest first; None is the start of the file.
+
+        Seeking by pts lands best, but behind the key frame in files with open groups, edits or short groups;
+        by dts it lands on it or one group early; streams without an index may need to start much earlier.
+        """
+        if group >= 0:
+            yield int(self.index.key_pts[group])
+        for earlier in range(group, max(group - 3, -1), -1):
+            yield int(self.index.key_dts[earlier])
+        yield None
+
+    def _seek(self, seek_to: int | None, pts: int) -> None:
+        if seek_to is None:
+            self._container.close()
+            self._open()
+        else:
+            self._container.seek(seek_to, stream=self._stream)
+        self._decoded = self._decode_from_here(pts, is_start=seek_to is None)
+
+    def _decode_from_here(self, pts: int, *, is_start: bool) -> Iterator[av.VideoFrame]:
+        """Decode packet after packet, but nothing if the first is no key frame shown at or before ``pts``."""
+        is_landing, fed = not is_start, set()
+        for packet in self._container.demux(self._stream):
+            time = packet.pts
+            if is_landing and packet.size:
+                if not packet.is_keyframe or time is None or time > pts:
+                    return  # frames decoded from here could lack what they refer to
+                is_landing = False
+            is_asked = time in self._asked
+            if self._can_skip:
+                # Beyond the last frame asked for now may be the first of the next batch: it is decoded.
+                self._skip(is_skipping=not is_asked and time is not None and time < self._last_asked)
+            yield from packet.decode()
+            if is_asked:
+                fed.add(time)
+            if self._is_draining and self._target in fed:  # both may have changed meanwhile
+                yield from self._codec.decode(None)
+                return
+
+    def _skip(self, *, is_skipping: bool) -> None:
+        if is_skipping != self._is_skipping:
+            self._codec.skip_frame = "NONREF" if is_skipping else "DEFAULT"
+            self._is_skipping = is_skipping
+
+    def _advance_to(self, pts: int) -> av.VideoFrame | None:
+        """Decode on until the frame shown at ``pts``; None when it was passed or never comes."""
+        self._target = pts
+        for frame in self._decoded or ():
+            if frame.pts == pts and not frame.is_corrupt:
+                return frame
+            if frame.pts is None or frame.pts >= pts:
+                break
+        self._decoded = None  # past it: only a seek can find it
+        return None
