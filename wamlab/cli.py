@@ -12,75 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from tyro.conf import AvoidSubcommands, Positional, UseAppendAction
+from tyro.conf import AvoidSubcommands, Positional
 
 from wamlab.errors import InputError
-from wamlab.recipes.commands import convert_weights, inspect_weights, show_robot
-
-
-def make_data(
-    root: Positional[Path] = Path("datasets/tabletop"),
-    families: tuple[str, ...] = ("reach",),
-    episodes: int = 400,
-    version: str = "v3.0",
-    size_px: tuple[int, int] = (64, 64),
-    failure_share: float = 0.0,
-    noise: float = 0.2,
-    tail_ticks: int = 8,
-    seed: int = 0,
-) -> None:
-    """Make a LeRobot dataset of scripted tabletop episodes.
-
-    Args:
-        root: new folder to write
-        families: of tasks: reach, push, pick_place, stack
-        episodes: number of episodes
-        version: "v3.0" (what lerobot reads) or "v2.1" (what DreamZero and RLinf read)
-        size_px: height and width of each camera
-        failure_share: share of episodes in which the expert fails on purpose
-        noise: added to executed actions, as a share of full speed; the recorded action is the intended one
-        tail_ticks: ticks of holding still recorded after success
-        seed: of all episodes
-    """
-    from wamlab.data.write import write_dataset
-    from wamlab.recipes.demo import with_bar
-    from wamlab.sim.experts import Style, play_episodes
-
-    check_numbers(1, episodes=episodes)
-    check_numbers(0, seed=seed, noise=noise, tail_ticks=tail_ticks, failure_share=failure_share)
-    if failure_share > 1:
-        raise InputError(f"--failure-share is {failure_share}: give a share from 0 to 1")
-    style = Style(noise=noise, tail_ticks=tail_ticks)
-    played = play_episodes(families, episodes, seed, style=style, failure_share=failure_share, size=size_px)
-    shown = with_bar(played, episodes)
-    print(f"wrote {write_dataset(shown, root, version=version, robot_type='tabletop')}")
-
-
-def import_video_files(
-    root: Positional[Path],
-    video: UseAppendAction[tuple[str, ...]],
-    instruction: str = "do the task",
-    version: str = "v3.0",
-    trim: bool = False,
-) -> None:
-    """Wrap the video files of one episode, one per camera, as a video-only LeRobot dataset.
-
-    Args:
-        root: new folder to write
-        video: CAMERA=FILE, once for each camera
-        instruction: what the robot does
-        version: "v3.0" or "v2.1"
-        trim: cut longer cameras to the shortest
-    """
-    from wamlab.data.import_videos import import_videos
-
-    pairs = [text.partition("=") for text in video]
-    for camera, equals, file in pairs:
-        if not (camera and equals and file):
-            raise InputError(f'"{camera}{equals}{file}" does not name a camera and a file: write CAMERA=FILE')
-    files = {camera: Path(file) for camera, _, file in pairs}
-    written = import_videos(files, root, instruction=instruction, version=version, is_trimmed_to_shortest=trim)
-    print(f"wrote {written}")
+from wamlab.recipes.commands import check_numbers, convert_weights, inspect_weights, show_robot
+from wamlab.recipes.datasets import check_data, convert_data, import_video_files, make_data, show_data
 
 
 def train_recipe(recipe: Any, runs: Path, *, is_resumed: bool) -> None:
@@ -193,16 +129,12 @@ def bench(name: Positional[str] = "", dataset: Positional[str] = "", quick: bool
     print(dumps(figures) if json else "")
 
 
-def check_numbers(least: int | float, **numbers: int | float) -> None:
-    """Refuse the first option below ``least`` or not finite."""
-    for name, number in numbers.items():
-        if not least <= number < float("inf"):
-            raise InputError(f"--{name.replace('_', '-')} is {number}: give at least {least:g}")
-
-
-COMMANDS: dict[str, Callable[..., None]] = {
+COMMANDS: dict[str, Callable[..., int | None]] = {  # each prints, and may return an exit status
     "data make": make_data,
     "data import-videos": import_video_files,
+    "data info": show_data,
+    "data check": check_data,
+    "data convert": convert_data,
     "runs": list_all_runs,
     "show": show,
     "play": play,
@@ -217,6 +149,10 @@ USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --hel
 
   data make [ROOT]            make a LeRobot dataset of scripted tabletop episodes
   data import-videos ROOT     wrap video files as a video-only LeRobot dataset
+  data info ROOT              print what a dataset holds
+  data check ROOT             find what is wrong with a dataset, and how to repair it
+  data convert ROOT OUT --version VERSION
+                              write a dataset as v2.1 or v3.0 without encoding its videos again
   train RECIPE                train a recipe; any of its fields can be changed, e.g. --model.layers 6
                               (`wamlab train RECIPE --help` lists them)
   encode RECIPE               make the recipe's features beforehand, for --features.mode cached
@@ -237,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _interrupt)  # batch systems send it; what Ctrl-C cleans up is cleaned up
     try:
-        _run(words)
+        return _run(words)
     except (InputError, FloatingPointError) as error:
         print(f"wamlab: {error}", file=sys.stderr)
         return 2
@@ -252,26 +188,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = hints.get(words[0], "") if words else ""
         print(f"wamlab: stopped{hint}", file=sys.stderr)
         return 130
-    return 0
 
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _run(words: list[str]) -> None:
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help") or words in HELP:
         print(USAGE)
-        return
+        return 0
     if words[0] in ("train", "encode"):
         (_train if words[0] == "train" else _encode)(words[1:])
-        return
+        return 0
     name = " ".join(words[:2]) if words[0] in ("data", "weights") else words[0]
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, [*COMMANDS, "encode", "train"], n=1, cutoff=0.4)
         hint = f'did you mean "{near[0]}"?' if near else "`wamlab --help` lists them"
         raise InputError(f'there is no command "{name}": {hint}')
-    tyro.cli(COMMANDS[name], args=words[len(name.split()) :], prog=f"wamlab {name}")
+    return tyro.cli(COMMANDS[name], args=words[len(name.split()) :], prog=f"wamlab {name}") or 0
 
 
 def _train(words: list[str]) -> None:

@@ -69,3 +69,10 @@ def convert_weights(
     print(f"wrote {done.num_tensors} tensors, {done.num_bytes / 1e9:.3f} GB, as {done.layout}: {done.target}")
     if done.left_out:
         print(f"left out, as this layout has no place for them: {', '.join(done.left_out)}")
+
+
+def check_numbers(least: int | float, **numbers: int | float) -> None:
+    """Refuse the first option below ``least`` or not finite."""
+    for name, number in numbers.items():
+        if not least <= number < float("inf"):
+            raise InputError(f"--{name.replace('_', '-')} is {number}: give at least {least:g}")

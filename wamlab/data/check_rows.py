@@ -1,0 +1,112 @@
+"""What can be wrong with an episode's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from wamlab.data.lerobot import RobotDataset
+from wamlab.data.modality import feature_size
+from wamlab.data.tables import as_array
+from wamlab.errors import InputError
+
+LEAVE_OUT = "record or copy the episode again, or leave it out of training"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong, where, and what repairs it."""
+
+    episode: int | None  # counted from 0; None: the whole dataset
+    place: str  # a camera, a column or a file
+    wrong: str
+    repair: str
+    is_broken: bool = True  # False: worth knowing, yet everything can be read
+
+
+def row_faults(dataset: RobotDataset, episode: int) -> Iterator[Fault]:
+    """Find missing tables and columns, wrong numbers of rows and dimensions, NaN, and rows out of order or time."""
+    try:
+        table = dataset.table(episode)
+    except InputError as error:
+        yield Fault(episode, "rows", str(error), f"copy the file again; else {LEAVE_OUT}")
+        return
+    columns: dict[str, np.ndarray] = {}
+    for name, feature in dataset.features.items():
+        if feature["dtype"] == "video":
+            continue
+        if name not in table.column_names:
+            yield Fault(
+                episode, name, "info.json lists this column, the rows lack it", "add it or take it off the list"
+            )
+        elif name not in dataset.cameras:
+            try:
+                columns[name] = as_array(table[name], f"column {name}")
+            except InputError as error:
+                yield Fault(episode, name, str(error), f"fill the gaps; else {LEAVE_OUT}")
+    for name, values in columns.items():
+        yield from _value_faults(dataset, episode, name, values)
+    yield from _order_faults(dataset, episode, columns)
+    yield from _image_faults(dataset, episode, table)
+
+
+def _value_faults(dataset: RobotDataset, episode: int, name: str, values: np.ndarray) -> Iterator[Fault]:
+    width = int(np.prod(values.shape[1:], dtype=int))
+    if width != (size := feature_size(dataset.features[name])):
+        repair = "correct the shape in meta/info.json, or rewrite the rows"
+        yield Fault(episode, name, f"rows have {width} dimensions, info.json says {size}", repair)
+    if values.dtype.kind == "f" and not (is_finite := np.isfinite(values.reshape(len(values), -1)).all(axis=1)).all():
+        bad = np.flatnonzero(~is_finite)
+        wrong = f"NaN or infinity in {len(bad)} of {len(values)} rows, first in row {bad[0]}"
+        yield Fault(episode, name, wrong, f"fill those rows from their neighbours; else {LEAVE_OUT}")
+    if name == "task_index" and (unknown := set(np.ravel(values).tolist()) - dataset.tasks.keys()):
+        yield Fault(episode, name, f"task {min(unknown)} has no text", "add its text to the list of tasks in meta")
+
+
+def _order_faults(dataset: RobotDataset, episode: int, columns: dict[str, np.ndarray]) -> Iterator[Fault]:
+    repair = "sort the rows by frame_index and remove repeated ones, or number them anew"
+    numbers = np.ravel(columns.get("frame_index", np.arange(0)))
+    if len(numbers) and not np.array_equal(numbers, np.arange(len(numbers))):
+        row = int((numbers != np.arange(len(numbers))).argmax())
+        kind = "repeats" if len(np.unique(numbers)) < len(numbers) else "skips or reorders"
+        yield Fault(episode, "frame_index", f"{kind} frames: row {row} is numbered {numbers[row]}", repair)
+    places = np.ravel(columns.get("index", np.arange(0)))
+    if len(places) and (np.diff(places) != 1).any():
+        row = int((np.diff(places) != 1).argmax()) + 1
+        yield Fault(episode, "index", f"row {row} does not follow row {row - 1}: {places[row]}", repair)
+    times_s = np.ravel(columns.get("timestamp", np.zeros(0))).astype(np.float64)
+    if len(times_s) > 1 and np.isfinite(times_s).all():
+        yield from _time_faults(episode, times_s, dataset.fps)
+
+
+def _time_faults(episode: int, times_s: np.ndarray, fps: float) -> Iterator[Fault]:
+    steps_s = np.diff(times_s)
+    if (steps_s <= 0).any():
+        row = int((steps_s <= 0).argmax()) + 1
+        wrong = f"row {row} is at {times_s[row]:.4f} s, not after row {row - 1}"
+        yield Fault(episode, "timestamp", wrong, "sort the rows by time and remove repeated ones")
+        return
+    rate = (len(times_s) - 1) / (times_s[-1] - times_s[0])
+    drift_s = np.abs(times_s - times_s[0] - np.arange(len(times_s)) / fps).max()
+    if drift_s > 0.5 / fps:
+        is_steady = np.allclose(steps_s, steps_s.mean(), rtol=0.1)
+        wrong = f"rows run at {rate:.4g} fps, info.json says {fps:g}: {drift_s * 1000:.0f} ms of drift"
+        if not is_steady:
+            row = int(np.abs(steps_s - 1 / fps).argmax()) + 1
+            wrong = (
+                f"rows are irregular: {steps_s[row - 1]:.4f} s before row {row} where {fps:g} fps has {1 / fps:.4f} s"
+            )
+        yield Fault(episode, "timestamp", wrong, "correct fps in meta/info.json, or resample the episode at that fps")
+
+
+def _image_faults(dataset: RobotDataset, episode: int, table: pa.Table) -> Iterator[Fault]:
+    for camera in dataset.cameras:
+        if dataset.features[camera]["dtype"] == "image" and camera in table.column_names:
+            try:
+                for first in range(0, len(table), 64):
+                    dataset.frames(episode, camera, np.arange(first, min(first + 64, len(table))))
+            except InputError as error:
+                yield Fault(episode, camera, str(error), f"write that image again; else {LEAVE_OUT}")
