@@ -17,6 +17,7 @@ from tyro.conf import AvoidSubcommands, Positional
 from wamlab.errors import InputError
 from wamlab.recipes.commands import check_numbers, convert_weights, inspect_weights, show_robot
 from wamlab.recipes.datasets import check_data, convert_data, import_video_files, make_data, show_data
+from wamlab.recipes.measure_data import measure_data
 
 
 def train_recipe(recipe: Any, runs: Path, *, is_resumed: bool) -> None:
@@ -134,6 +135,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {  # each prints, and may retur
     "data import-videos": import_video_files,
     "data info": show_data,
     "data check": check_data,
+    "data stats": measure_data,
     "data convert": convert_data,
     "runs": list_all_runs,
     "show": show,
@@ -151,6 +153,7 @@ USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --hel
   data import-videos ROOT     wrap video files as a video-only LeRobot dataset
   data info ROOT              print what a dataset holds
   data check ROOT             find what is wrong with a dataset, and how to repair it
+  data stats ROOT             measure its columns and relative actions; --write keeps the figures with it
   data convert ROOT OUT --version VERSION
                               write a dataset as v2.1 or v3.0 without encoding its videos again
   train RECIPE                train a recipe; any of its fields can be changed, e.g. --model.layers 6
