@@ -42,7 +42,7 @@ def run_bench(name: str, *, is_quick: bool = False, dataset: Path | None = None)
     try:
         spec = importlib.util.spec_from_file_location(f"bench_{name}", BENCHES / f"{name}.py")
         assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look themselves up there
         spec.loader.exec_module(module)
         if dataset is None:
             figures = module.run(is_quick=is_quick)
