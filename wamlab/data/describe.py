@@ -46,7 +46,7 @@ def describe_dataset(dataset: RobotDataset) -> dict[str, Any]:
     figures |= {f"named {name}": column for name, column in named.languages.items()}
     if discarded := dataset.info.get("discarded_episode_indices"):
         figures["discarded"] = f"{len(discarded)} episodes, by info.json; they are read nevertheless"
-    figures["size"] = _bytes(measure_size(dataset))
+    figures["size"] = _bytes(float(measure_size(dataset)))
     return figures
 
 

@@ -124,7 +124,8 @@ def check_data(root: Positional[Path], decode_all: bool = False) -> int:
     num_broken = sum(fault.is_broken for fault in found)
     num_episodes = len({fault.episode for fault in found if fault.is_broken and fault.episode is not None})
     if num_broken:
-        print(f"{root}: {num_broken:,} things are broken, in {num_episodes:,} of {dataset.num_episodes:,} episodes")
+        things = "1 thing is" if num_broken == 1 else f"{num_broken:,} things are"
+        print(f"{root}: {things} broken, in {num_episodes:,} of {dataset.num_episodes:,} episodes")
         return 1
     print(f"{root}: {dataset.num_episodes:,} episodes are sound")
     return 0
