@@ -2,9 +2,9 @@
 
     wamlab bench loader [DATASET] [--quick] [--json]
 
-Every loader delivers the same windows of all cameras at their stored size, in batches of 4. Each runs in a process of
-its own and is charged for what a turn of batches costs, worker processes included; turns alternate and ratios are
-paired by round. Pools, and DreamZero's shards, show several windows of an episode for one decoding. No loader that
+Every loader delivers the same few windows of all cameras over and over, at their stored size, in batches of 4. Each
+runs in a process of its own and is charged for what a turn of batches costs, worker processes included; turns alternate
+and ratios are paired by round. Pools, and DreamZero's shards, show several windows of an episode for one decoding. No loader that
 decodes each window can beat the bare decoder: "limit" says how many times it beats a peer. Besides: the index of a long
 file, and how long training waits.
 """
@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,8 +36,10 @@ from wamlab.data.robot import RobotConfig
 from wamlab.data.windows import WindowConfig
 from wamlab.errors import InputError
 from wamlab.lab.table import Table
+from wamlab.types import Clip
 
 POOL = 8
+GOLDEN = 0.618034  # multiples of it fill 0..1 evenly from the first on
 SEED = 0
 HEADROOMS = (1.3, 1.1)  # step time over what the loader needs for a batch on its own
 
@@ -75,6 +77,42 @@ SETTINGS = (
 def window_of(num_frames: int, stride: int) -> WindowConfig:
     """Return windows of so many frames, 1 and 8 for each block."""
     return WindowConfig(stride, latents_per_block=2, actions_per_block=8 * stride, max_blocks=(num_frames - 1) // 8)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Some of a reader's samples, so that every turn of every loader shows the same ones."""
+
+    reader: ClipReader
+    samples: np.ndarray
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.samples)
+
+    @property
+    def sample_episodes(self) -> np.ndarray:
+        return self.reader.sample_episodes[self.samples]
+
+    def read(self, sample_index: int, seed: int) -> Clip:
+        return self.reader.read(int(self.samples[sample_index]), seed)
+
+    def decode(self, samples: Sequence[int], *args: Any, **options: Any) -> Any:
+        return self.reader.decode([int(self.samples[sample]) for sample in samples], *args, **options)
+
+    def clip(self, sample_index: int, *args: Any, **options: Any) -> Clip:
+        return self.reader.clip(int(self.samples[sample_index]), *args, **options)
+
+
+def choose_samples(reader: ClipReader, number: int) -> np.ndarray:
+    """Choose windows of as many episodes as possible, spread evenly over the places of an episode."""
+    episodes = np.unique(reader.sample_episodes)
+    rng = np.random.default_rng(SEED)
+    chosen = []
+    for turn, episode in enumerate(rng.permutation(np.resize(episodes, number)).tolist()):
+        own = np.flatnonzero(reader.sample_episodes == episode)
+        chosen.append(own[int((turn + 0.5) * GOLDEN % 1 * len(own))])
+    return np.array(chosen)
 
 
 def open_reader(root: Path, num_frames: int, stride: int, most_cameras: int = 3) -> ClipReader:
@@ -118,20 +156,24 @@ def _times_s(dataset: RobotDataset, episode: int) -> np.ndarray:
 def ways_of(reader: ClipReader, *, is_quick: bool) -> dict[str, Way]:
     """Return every loader; those of decord only where it reads the files."""
     recorded = recorded_of(reader)
-    order = SampleOrder(reader.num_samples, SEED)
+    turn = peers.NUM_WORKERS * (1 if is_quick else 2)  # batches
+    chosen = choose_samples(reader, turn * peers.BATCH_SIZE)
     prefetch = peers.QUICK_PREFETCH if is_quick else peers.PREFETCH
 
     def drawn(position: int) -> int:
-        return order.draw(position).sample
+        return int(chosen[position % len(chosen)])
 
-    def peer(dataset: Any, num_batches: int = peers.NUM_WORKERS) -> Way:
+    def peer(dataset: Any, num_batches: int = turn) -> Way:
         return Way(partial(peers.batches, dataset, drawn, prefetch), num_batches, peers.BATCH_SIZE)
 
-    def own(pool: int, **options: Any) -> Way:
-        def make() -> Iterator[Any]:
-            return load_clips(reader, batch_size=peers.BATCH_SIZE, seed=SEED, pool=pool, **options)
+    def single() -> Iterator[Any]:
+        return load_clips(Chosen(reader, chosen), batch_size=peers.BATCH_SIZE, seed=SEED, is_shuffled=False)
 
-        return Way(make, max(pool, 2), peers.BATCH_SIZE)
+    def pooled(pool: int) -> Way:
+        def make() -> Iterator[Any]:
+            return load_clips(reader, batch_size=peers.BATCH_SIZE, seed=SEED, pool=pool)
+
+        return Way(make, pool, peers.BATCH_SIZE)
 
     shards = peers.DreamZeroLike(recorded)
     ways = {
@@ -140,12 +182,12 @@ def ways_of(reader: ClipReader, *, is_quick: bool) -> dict[str, Way]:
         "DreamZero, a window": peer(peers.DecordLike(recorded)),
         "DreamZero, shards": peer(shards, shards.shard_samples // peers.BATCH_SIZE),
         "RLinf": peer(peers.RLinfLike(recorded)),
-        "bare decoder": Way(partial(peers.bare_batches, recorded, drawn), 2, peers.BATCH_SIZE),
-        "wamlab": own(1),
-        f"wamlab, pool {POOL}": own(POOL),
+        "bare decoder": Way(partial(peers.bare_batches, recorded, drawn), turn, peers.BATCH_SIZE),
+        "wamlab": Way(single, turn, peers.BATCH_SIZE),
+        f"wamlab, pool {POOL}": pooled(POOL),
     }
     if not is_quick:
-        ways[f"wamlab, pool {shards.shard_samples}"] = own(shards.shard_samples)
+        ways[f"wamlab, pool {shards.shard_samples}"] = pooled(shards.shard_samples)
     return ways
 
 
