@@ -3,18 +3,13 @@
 import multiprocessing
 import re
 import threading
-from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
-import av
 import numpy as np
 import pytest
-from av.error import FFmpegError
-from barcode import barcode_frames
+from encoded import SYNTHETIC, decode_all, encode
 
 from wamlab.data.decode import open_video
-from wamlab.data.foreign_probe import Probe, is_gradual_refresh, refuse
 from wamlab.data.frame_index import index_by_demuxing, index_by_moov, read_frame_index
 from wamlab.data.pyav_reader import PyAVReader
 from wamlab.data.readers import Readers
@@ -33,60 +28,6 @@ NO_VIDEO = {
     "trunc_nomoov.mp4": "cannot open the video",
     "reschange.ts": "same time stamp",
 }
-
-
-def decode_all(path: Path) -> dict[int, np.ndarray]:
-    """Decode a file from start to end, as far as it is sound: presentation time -> RGB frame."""
-    frames: dict[int, np.ndarray] = {}
-    with av.open(str(path)) as container:
-        stream = container.streams.video[0]
-        stream.codec_context.thread_count = 1
-        for packet in container.demux(stream):
-            try:
-                frames |= {f.pts: f.to_ndarray(format="rgb24") for f in packet.decode() if f.pts is not None}
-            except FFmpegError:
-                continue
-    return frames
-
-
-def encode(path: Path, codec: str = "libx264", size: tuple[int, int] = (32, 96), **options: Any) -> Path:
-    """Encode 60 numbered frames; ``pts`` and ``pix_fmt`` are taken from the options."""
-    pts = options.pop("pts", range(60))
-    muxing = {"movflags": options.pop("movflags")} if "movflags" in options else {}
-    with av.open(str(path), "w", options=muxing) as container:
-        stream = container.add_stream(codec, rate=15)
-        assert isinstance(stream, av.VideoStream)
-        stream.height, stream.width = size
-        stream.pix_fmt = options.pop("pix_fmt", "yuv420p")
-        stream.codec_context.time_base = Fraction(1, 15)
-        stream.codec_context.gop_size = options.pop("g", 12)
-        stream.codec_context.max_b_frames = options.pop("bf", 3)
-        stream.options = {name.replace("_", "-"): str(value) for name, value in options.items()}
-        for picture, time in zip(barcode_frames(np.arange(60), *size), pts, strict=True):
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
-            frame.pts = time
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
-    return path
-
-
-SYNTHETIC = {
-    "b_frames.mp4": {},
-    "open_gop.mp4": {"x264_params": "open-gop=1:keyint=12"},
-    "short_open_groups.mp4": {"x264_params": "open-gop=1:keyint=3:min-keyint=1:bframes=2:b-adapt=0"},
-    "every_second_a_key.mp4": {"g": 2, "bf": 1},
-    "varying_rate.mp4": {"pts": [i + i // 3 * 2 for i in range(60)]},
-    "start_offset.mp4": {"pts": range(20, 80)},
-    "tiny.mp4": {"size": (16, 96)},
-    "odd_size.mp4": {"size": (33, 97), "pix_fmt": "yuv444p"},
-    "fragmented.mp4": {"movflags": "frag_keyframe+empty_moov"},
-    "hevc_open_gop.mp4": {"codec": "libx265", "x265_params": "log-level=none:keyint=12:open-gop=1:pools=1"},
-    "mpeg4_b_frames.mp4": {"codec": "mpeg4", "bf": 2},
-    "mpeg4_b_frames.avi": {"codec": "mpeg4", "bf": 2},
-    "intra_refresh.mp4": {"x264_params": "intra-refresh=1:keyint=12"},
-    "transport_stream.ts": {},
-    "av1.mp4": {"codec": "libsvtav1", "preset": 12, "size": (64, 96), "bf": 0},
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -242,69 +183,6 @@ def test_a_forked_child_opens_its_own_readers(tmp_path: Path) -> None:
 def test_an_unknown_backend_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'opencv'; choose one of pyav, torchcodec, decord"):
         open_video(tmp_path / "any.mp4", backend="opencv")
-
-
-@pytest.mark.parametrize("backend", ["decord", "torchcodec"])
-def test_a_foreign_backend_gives_the_same_frames_or_refuses(
-    shared: Path, synthetic: dict[str, Path], backend: str
-) -> None:
-    """Pixels of 8-bit 4:2:0 are equal in every backend; what one reads wrongly is refused by name."""
-    try:
-        open_video(shared / "data/video_edge/one_frame.mp4", backend=backend)
-    except InputError as error:
-        assert "does not load" in str(error) and "pip install" in str(error)
-        pytest.skip(f"{backend} does not load here: {error}")
-    files = [shared / "data/video_edge" / name for name in DECODABLE]
-    files += synthetic.values()
-    refused, failing = set(), set()
-    for path in files:
-        try:
-            reader = open_video(path, backend=backend)
-        except InputError as error:
-            assert "does not give exact frames" in str(error), path
-            refused.add(path.name)
-            continue
-        asked = np.array([len(reader.index) - 1, 0, len(reader.index) // 2])
-        expected = open_video(path).read(asked)
-        try:
-            found = reader.read(asked)
-        except InputError as error:
-            assert re.search(r'cannot decode .*use backend="pyav"', str(error)), path
-            failing.add(path.name)
-            continue
-        if "10bit" in path.name:  # another converter: a few levels off
-            assert np.abs(found.astype(int) - expected).mean() < 3
-        else:
-            assert np.array_equal(found, expected), path
-            canvas = np.zeros((3, *expected.shape[1:3], 5), np.uint8)
-            assert np.array_equal(reader.read(asked, out=canvas[..., 1:4]), expected)
-            assert not canvas[..., ::4].any()
-        assert reader.read(asked[:0]).shape == (0, *expected.shape[1:])
-    both = {"editlist_cut.mp4", "rot90.mp4", "intra_refresh.mp4", "transport_stream.ts", "mpeg4_b_frames.avi"}
-    assert both <= refused
-    if backend == "decord":
-        assert {"h264_opengop.mp4", "hevc_10bit.mp4", "hevc_open_gop.mp4", "mpeg4_b_frames.mp4"} <= refused
-        assert not failing
-    else:
-        assert refused == both
-        assert failing <= {"short_open_groups.mp4"}
-
-
-def test_decord_is_refused_av1_but_decord2_is_not() -> None:
-    found = Probe("mov", "av1", "yuv420p", 0, False, 0, False, False)
-    with pytest.raises(InputError, match=r"decord does not give exact frames of a.mp4: its codec is AV1"):
-        refuse("decord", Path("a.mp4"), found)
-    refuse("decord2", Path("a.mp4"), found)
-
-
-def test_a_gradual_refresh_is_told_from_a_key_frame() -> None:
-    def packet(payload: int) -> bytes:
-        unit = bytes([6, 6, 1, payload, 0x80])  # supplemental unit, recovery point, one byte
-        return len(unit).to_bytes(4, "big") + unit
-
-    assert not is_gradual_refresh(packet(0b1100_0000))  # recovers at once
-    assert is_gradual_refresh(packet(0b0001_1010))  # recovers after some frames
-    assert not is_gradual_refresh(len(b"\x65abc").to_bytes(4, "big") + b"\x65abc")
 
 
 def test_converting_only_asked_frames_returns_an_empty_array_for_none(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from pathlib import Path
 from types import ModuleType
 
@@ -10,6 +11,7 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from wamlab.data.decode import checked_buffer, checked_frames
+from wamlab.data.foreign_comparison import compare_frames
 from wamlab.data.foreign_probe import probe, refuse
 from wamlab.data.frame_index import FrameIndex
 from wamlab.errors import InputError
@@ -23,7 +25,8 @@ class TorchCodecReader:
     def __init__(self, path: Path, index: FrameIndex):
         decoders = _import("torchcodec.decoders", "pip install torchcodec (it needs FFmpeg libraries)")
         self.path, self.index = path, index
-        refuse("torchcodec", path, probe(path, self.index))
+        found = probe(path, self.index)
+        refuse("torchcodec", path, found)
         try:
             self._decoder = decoders.VideoDecoder(
                 str(path), dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="exact"
@@ -31,6 +34,8 @@ class TorchCodecReader:
             self._size = self._decoder.metadata.height, self._decoder.metadata.width
         except (RuntimeError, ValueError) as error:
             raise InputError(f"torchcodec cannot open {path}: {_first_line(error)}") from error
+        name = f"torchcodec {importlib.metadata.version('torchcodec')}"
+        compare_frames(name, path, index, found, self.read)
 
     @property
     def num_bytes(self) -> int:
@@ -68,7 +73,9 @@ class DecordReader:
     def __init__(self, path: Path, index: FrameIndex):
         self._decord = _import("decord", "pip install decord, or decord2 for AV1")
         self.path, self.index = path, index
-        refuse(_name_of(self._decord), path, probe(path, self.index))
+        name, found = _name_of(self._decord), probe(path, self.index)
+        refuse(name, path, found)
+        compare_frames(f"{name} {self._decord.__version__}", path, index, found, self.read)
 
     def close(self) -> None:
         """Do nothing: no decoder outlives a read."""
