@@ -132,6 +132,16 @@ def test_reordered_frames_survive_both_ways(root_v2: Path, tmp_path: Path) -> No
     assert_equal(source, open_dataset(convert_dataset(there, tmp_path / "back", "v2.1")))
 
 
+@pytest.mark.parametrize("codec", ["av1", "hevc"])
+def test_other_codecs_are_copied_too(codec: str, tmp_path: Path) -> None:
+    written = write_dataset([episode(0, 12), episode(100, 9)], tmp_path / "source", version="v2.1", codec=codec)
+    source = open_dataset(written)
+    there = open_dataset(convert_dataset(source, tmp_path / "there", "v3.0"))
+    assert_equal(source, there)
+    assert len(list(there.root.rglob("*.mp4"))) == 2
+    assert_equal(source, open_dataset(convert_dataset(there, tmp_path / "back", "v2.1")))
+
+
 def test_files_of_another_coding_are_not_joined(root_v2: Path, tmp_path: Path) -> None:
     path = root_v2 / f"videos/chunk-000/{TOP}/episode_000001.mp4"
     encode(path, np.arange(100, 133), {"profile": "baseline"})

@@ -129,7 +129,7 @@ class JoinedVideos:
             start = self._end
             for packet in _packets(container, source):
                 if packet.is_discard:
-                    raise InputError(f"{source} hides frames by an edit list: write it anew without, by ffmpeg")
+                    raise InputError(f"{source} hides frames by an edit list: encode it again first")
                 pts = _time(packet, source)
                 dts = pts if packet.dts is None else packet.dts
                 if first and not packet.is_keyframe:
@@ -174,7 +174,7 @@ def _time(packet: Packet, source: Path) -> int:
 def _open_copy(target: Path, template: VideoStream) -> tuple[OutputContainer, VideoStream]:
     target.parent.mkdir(parents=True, exist_ok=True)
     container = av.open(str(target), "w", format="mp4")
-    stream = container.add_stream_from_template(template)
+    stream = container.add_stream_from_template(template, opaque=True)  # else it asks for an encoder, of AV1 in vain
     assert isinstance(stream, VideoStream)
     stream.time_base = template.time_base
     return container, stream
