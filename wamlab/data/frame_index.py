@@ -69,12 +69,15 @@ def open_container(path: Path) -> InputContainer:
     """Open a video file for PyAV; an InputError names the file and what is wrong with it."""
     try:
         container = av.open(str(path))
-    except (OSError, ValueError) as error:  # av.error.FFmpegError is one or the other
+    except (FFmpegError, OSError, ValueError) as error:  # of damaged files MemoryError and UnicodeDecodeError, too
         reason = "it does not exist" if not path.exists() else getattr(error, "strerror", None) or error
         raise InputError(f"cannot open the video {path}: {reason}") from error
     if not container.streams.video:
         container.close()
         raise InputError(f"{path} holds no video stream")
+    if container.streams.video[0].codec_context is None:
+        container.close()
+        raise InputError(f"{path} is of a codec that PyAV does not know; re-encode it")
     return container
 
 
@@ -104,8 +107,8 @@ def index_by_demuxing(path: Path) -> FrameIndex:
                 for packet in container.demux(stream)
                 if packet.size
             ]
-        except FFmpegError as error:
-            raise InputError(f"{path} is damaged: {error.strerror}") from error
+        except (FFmpegError, IndexError) as error:  # IndexError: PyAV 18 lists no stream of unknown kind
+            raise InputError(f"{path} is damaged: {getattr(error, 'strerror', error)}") from error
         time_base = stream.time_base
     if not packets:
         raise InputError(f"the video {path} holds no frame")

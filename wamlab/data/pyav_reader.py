@@ -14,11 +14,11 @@ from pathlib import Path
 import av
 import numpy as np
 from av.error import FFmpegError
-from av.video.reformatter import VideoReformatter
 from jaxtyping import Int, UInt8
 
 from wamlab.data.decode import checked_buffer, checked_frames
 from wamlab.data.frame_index import FrameIndex, open_container
+from wamlab.data.rgb import RgbConverter
 from wamlab.errors import InputError
 
 # HEVC's like-named frames may serve higher temporal layers; other decoders have no such frames or ignore it.
@@ -26,6 +26,8 @@ SKIPPABLE_CODECS = {"h264"}
 PROGRESSIVE = 1  # AV_FIELD_PROGRESSIVE
 PICTURES_HELD = 12  # of 1.5 bytes a pixel by a decoder, with the converter's; measured, see num_bytes
 LEAST_BYTES = 2 << 20
+# What is patched over depends on the frames decoded before, so it differs after a seek: errors must be raised.
+STRICT = {"err_detect": "explode"}
 
 
 class PyAVReader:
@@ -40,7 +42,7 @@ class PyAVReader:
         self._open()
         codec = self._codec
         self._size = codec.height, codec.width
-        self._converter = VideoReformatter()
+        self._converter = RgbConverter()
 
     @property
     def num_bytes(self) -> int:
@@ -90,16 +92,14 @@ class PyAVReader:
                 f"frame {number} of {self.path} is {frame.width}x{frame.height} while the file says "
                 f"{width}x{height}; re-encode it at one size"
             )
-        # Freed on return, so that the next frame is converted into the same memory while the cache has it.
-        plane = self._converter.reformat(frame, format="rgb24", threads=1).planes[0]
-        lines = np.frombuffer(plane, np.uint8).reshape(height, plane.line_size)
-        pixels[:] = lines[:, : width * 3].reshape(height, width, 3)
+        self._converter.write(frame, pixels)
 
     def _open(self) -> None:
         self._container = open_container(self.path)
         self._stream = self._container.streams.video[0]
         self._codec = self._stream.codec_context
         self._codec.thread_count = 1
+        self._codec.options = STRICT
         # Of interlaced video the unasked packet could be the other half of an asked frame.
         self._can_skip = self._codec.codec.canonical_name in SKIPPABLE_CODECS and self._codec.field_order == PROGRESSIVE
         self._is_skipping = False
@@ -107,20 +107,18 @@ class PyAVReader:
         self._last = -1  # number of the frame it gave last
 
     def _decode(self, number: int, pts: int, group: int) -> av.VideoFrame:
-        frame = None
-        try:
-            if self._is_ahead(number, group):
-                frame = self._advance_to(pts)
-            for seek_to in () if frame else self._seek_points(group):
-                self._seek(seek_to, pts)
-                frame = self._advance_to(pts)
-                if frame is not None:
-                    break
-        except FFmpegError as error:
-            self._decoded = None
+        frame, complaint = None, None
+        if self._is_ahead(number, group):
+            frame, complaint = self._advance_to(pts)
+        for seek_to in () if frame else self._seek_points(group):
+            self._seek(seek_to, pts)
+            frame, complaint = self._advance_to(pts)
+            if frame is not None:
+                break
+        if frame is None and complaint is not None:
             raise InputError(
-                f"frame {number} of {self.path} cannot be decoded, the file is damaged: {error.strerror}"
-            ) from error
+                f"frame {number} of {self.path} cannot be decoded, the file is damaged: {complaint.strerror}"
+            ) from complaint
         if frame is None:
             raise InputError(
                 f"frame {number} of {self.path} cannot be decoded: the file announces {len(self.index)} "
@@ -152,24 +150,31 @@ class PyAVReader:
         if seek_to is None:
             self._container.close()
             self._open()
-        else:
-            self._container.seek(seek_to, stream=self._stream)
-        self._decoded = self._decode_from_here(pts, is_start=seek_to is None)
+            self._can_skip = False  # the last resort is decoding as everyone does
+        self._decoded = self._decode_from_here(seek_to, pts)
 
-    def _decode_from_here(self, pts: int, *, is_start: bool) -> Iterator[av.VideoFrame]:
+    def _decode_from_here(self, seek_to: int | None, pts: int) -> Iterator[av.VideoFrame]:
         """Decode packet after packet, but nothing if the first is no key frame shown at or before ``pts``."""
-        is_landing, fed = not is_start, set()
+        if seek_to is not None:
+            self._container.seek(seek_to, stream=self._stream)
+        self._landing = None  # time stamp of the key frame that decoding has started from
+        is_landing, fed = seek_to is not None, set()
         for packet in self._container.demux(self._stream):
             time = packet.pts
             if is_landing and packet.size:
                 if not packet.is_keyframe or time is None or time > pts:
                     return  # frames decoded from here could lack what they refer to
-                is_landing = False
+                is_landing, self._landing = False, time
             is_asked = time in self._asked
             if self._can_skip:
                 # Beyond the last frame asked for now may be the first of the next batch: it is decoded.
                 self._skip(is_skipping=not is_asked and time is not None and time < self._last_asked)
-            yield from packet.decode()
+            try:
+                yield from packet.decode()
+            except FFmpegError:
+                # What leads the key frame that was sought lacks what it refers to, and nothing refers to it.
+                if self._landing is None or time is None or time >= self._landing:
+                    raise
             if is_asked:
                 fed.add(time)
             if self._is_draining and self._target in fed:  # both may have changed meanwhile
@@ -181,13 +186,20 @@ class PyAVReader:
             self._codec.skip_frame = "NONREF" if is_skipping else "DEFAULT"
             self._is_skipping = is_skipping
 
-    def _advance_to(self, pts: int) -> av.VideoFrame | None:
-        """Decode on until the frame shown at ``pts``; None when it was passed or never comes."""
-        self._target = pts
-        for frame in self._decoded or ():
-            if frame.pts == pts and not frame.is_corrupt:
-                return frame
-            if frame.pts is None or frame.pts >= pts:
-                break
+    def _advance_to(self, pts: int) -> tuple[av.VideoFrame | None, FFmpegError | None]:
+        """Decode on until the frame shown at ``pts``; None when it was passed, is unsound or never comes."""
+        self._target, complaint = pts, None
+        try:
+            for frame in self._decoded or ():
+                if frame.pts == self._landing:
+                    if not frame.key_frame:  # the container is wrong: it refers to what was not decoded
+                        break
+                    self._landing = None
+                if frame.pts == pts and not frame.is_corrupt and self._landing is None:
+                    return frame, None
+                if frame.pts is None or frame.pts >= pts:
+                    break
+        except FFmpegError as error:
+            complaint = error
         self._decoded = None  # past it: only a seek can find it
-        return None
+        return None, complaint
