@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from barcode import barcode_frames
 
+from wamlab.data.check_rows import row_faults
 from wamlab.data.lerobot import open_dataset
+from wamlab.data.normalize import Quantiles, measure_normalizers, read_vectors
+from wamlab.data.robot import RobotConfig, check_robot
 from wamlab.data.write import write_dataset
 from wamlab.errors import InputError
 from wamlab.types import Episode
@@ -84,6 +88,23 @@ def test_slices_cameras_and_languages_go_by_their_names(gear: Path) -> None:
     assert dataset.robot_type == "oxe_droid"
 
 
+def test_a_robot_may_use_the_names(gear: Path) -> None:
+    robot = RobotConfig(
+        cameras=("exterior_1_left",),
+        layout="single",
+        state_column="state.gripper + state.joint_position",
+        action_column="action.joint_position",
+    )
+    dataset = open_dataset(gear)
+    check_robot(robot, dataset)
+    rows = dataset.rows(0, "observation.state")
+    assert np.array_equal(read_vectors(dataset, 0, robot.state_column), rows[:, [3, 0, 1, 2]])
+    scale = measure_normalizers(dataset, robot, 4).action
+    assert isinstance(scale, Quantiles) and scale.low == pytest.approx(dataset.stats("action")["q01"][:3])
+    with pytest.raises(InputError, match=r"no camera 'exterior_2_left'.*no column 'state\.torque'"):
+        check_robot(replace(robot, cameras=("exterior_2_left",), state_column="state.torque"), dataset)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -118,6 +139,26 @@ def test_the_one_listed_task_labels_an_episode_without_its_table(plain: Path, tm
     path.write_text('{"episode_index": 0, "length": 8, "tasks": ["a", "b"]}\n{"episode_index": 1, "length": 6}\n')
     dataset = open_dataset(v2)
     assert [dataset.sole_instruction(e) for e in range(2)] == [None, None]
+
+
+def test_labels_come_from_the_rows_where_the_list_does_not_decide(plain: Path, gear: Path, tmp_path: Path) -> None:
+    dataset = open_dataset(gear)
+    assert dataset.sole_instruction(0) is None, "an annotation stands in for task_index"
+    assert dataset.labels(0) == dataset.instructions(0) == ["pour"] * 8
+    root = shutil.copytree(plain, tmp_path / "two")
+    path = root / "data/chunk-000/episode_000000.parquet"
+    table = pq.read_table(path)
+    place = table.column_names.index("task_index")
+    pq.write_table(table.set_column(place, "task_index", pa.array([0] * 5 + [1] * 3)), path)
+    faults = list(row_faults(open_dataset(root), 0))
+    assert [fault.wrong for fault in faults] == [
+        "rows have the task 'task of 100', the episode list says 'task of 0' alone"
+    ]
+    episodes = root / "meta/episodes.jsonl"
+    episodes.write_text(episodes.read_text().replace('["task of 0"]', '["task of 0", "task of 100"]'))
+    dataset = open_dataset(root)
+    assert dataset.labels(0) == ["task of 0"] * 5 + ["task of 100"] * 3
+    assert not list(row_faults(dataset, 0))
 
 
 def test_a_hub_cache_opens_by_its_main_snapshot(plain: Path, tmp_path: Path) -> None:

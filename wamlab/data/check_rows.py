@@ -49,6 +49,7 @@ def row_faults(dataset: RobotDataset, episode: int) -> Iterator[Fault]:
                 yield Fault(episode, name, str(error), f"fill the gaps; else {LEAVE_OUT}")
     for name, values in columns.items():
         yield from _value_faults(dataset, episode, name, values)
+    yield from _label_faults(dataset, episode, columns)
     yield from _order_faults(dataset, episode, columns)
     yield from _image_faults(dataset, episode, table)
 
@@ -64,6 +65,15 @@ def _value_faults(dataset: RobotDataset, episode: int, name: str, values: np.nda
         yield Fault(episode, name, wrong, f"fill those rows from their neighbours; else {LEAVE_OUT}")
     if name == "task_index" and (unknown := set(np.ravel(values).tolist()) - dataset.tasks.keys()):
         yield Fault(episode, name, f"task {min(unknown)} has no text", "add its text to the list of tasks in meta")
+
+
+def _label_faults(dataset: RobotDataset, episode: int, columns: dict[str, np.ndarray]) -> Iterator[Fault]:
+    """Hold the rows' tasks against the one task of the episode list, which is believed when windows are listed."""
+    said = dataset.sole_instruction(episode)
+    used = {dataset.tasks.get(number) for number in np.unique(columns.get("task_index", np.arange(0))).tolist()}
+    if said is not None and None not in used and (others := used - {said}):
+        wrong = f"rows have the task {min(map(str, others))!r}, the episode list says {said!r} alone"
+        yield Fault(episode, "task_index", wrong, "list all tasks of the episode in meta, or correct task_index")
 
 
 def _order_faults(dataset: RobotDataset, episode: int, columns: dict[str, np.ndarray]) -> Iterator[Fault]:
