@@ -173,7 +173,7 @@ def list_mismatches(
 ) -> Iterator[str]:
     """Say what of a dataset does not fit; without a window its length is not looked at."""
     for camera in robot.cameras:
-        if full_name(camera, dataset.cameras) is None:
+        if dataset.camera_named(camera) is None:
             known = [short_name(name) for name in dataset.cameras]
             yield f"no camera {camera!r}{nearest(short_name(camera), known)}"
     dims: dict[str, int] = {}
