@@ -16,9 +16,10 @@ from encoded import SYNTHETIC, encode
 NUM_FILES = int(os.environ.get("WAMLAB_DAMAGED_FILES", "40"))
 AT_ONCE = 50  # files a process examines
 LIMIT_S = 10  # of CPU time a file on average, ten times what is needed where many share a core
+# Larger than the barcode needs: most of the damage shall hit pictures, not the header.
 SOURCES = {
-    **SYNTHETIC,
-    "header_first.mp4": {"movflags": "faststart"},
+    **{name: {"size": (96, 160), "movflags": "faststart", **options} for name, options in SYNTHETIC.items()},
+    "header_last.mp4": {},
     "no_b_frames.mp4": {"bf": 0, "x264_params": "bframes=0", "size": (64, 96)},
     "vp9.webm": {"codec": "libvpx-vp9", "deadline": "realtime", "cpu_used": 8, "bf": 0},
 }

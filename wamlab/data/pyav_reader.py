@@ -23,6 +23,8 @@ from wamlab.errors import InputError
 
 # HEVC's like-named frames may serve higher temporal layers; other decoders have no such frames or ignore it.
 SKIPPABLE_CODECS = {"h264"}
+# Containers with a time stamp for every packet; others have them counted from where reading started.
+SEEKABLE_CONTAINERS = {"mov", "matroska"}
 PROGRESSIVE = 1  # AV_FIELD_PROGRESSIVE
 PICTURES_HELD = 12  # of 1.5 bytes a pixel by a decoder, with the converter's; measured, see num_bytes
 LEAST_BYTES = 2 << 20
@@ -79,7 +81,7 @@ class PyAVReader:
                 pixels[row] = pixels[previous_row]
                 continue
             following, _, next_group = wanted[place + 1]
-            self._is_draining = next_group != group and following != number + 1
+            self._is_draining = self._is_seekable and next_group != group and following != number + 1
             self._convert(self._decode(number, time, group), number, pixels[row])
             previous, previous_row = number, row
         return pixels
@@ -96,6 +98,7 @@ class PyAVReader:
 
     def _open(self) -> None:
         self._container = open_container(self.path)
+        self._is_seekable = self._container.format.name.split(",")[0] in SEEKABLE_CONTAINERS
         self._stream = self._container.streams.video[0]
         self._codec = self._stream.codec_context
         self._codec.thread_count = 1
@@ -131,6 +134,8 @@ class PyAVReader:
         """Say whether decoding on reaches the frame without passing a key frame that a seek could use."""
         if self._decoded is None or self._last >= number:
             return False
+        if not self._is_seekable:
+            return True
         is_same_group = group < 0 or bool(self.index.pts[self._last] >= self.index.key_pts[group])
         return is_same_group or number == self._last + 1
 
@@ -140,6 +145,8 @@ class PyAVReader:
         Seeking by pts lands best, but behind the key frame in files with open groups, edits or short groups;
         by dts it lands on it or one group early; streams without an index may need to start much earlier.
         """
+        if not self._is_seekable:
+            group = -1
         if group >= 0:
             yield int(self.index.key_pts[group])
         for earlier in range(group, max(group - 3, -1), -1):
