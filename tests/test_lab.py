@@ -24,6 +24,7 @@ from wamlab.lab.chart import Bar, Line, bar_chart, line_chart, spread, stacked_c
 from wamlab.lab.environment import describe_environment, without_secrets
 from wamlab.lab.folders import slug_of
 from wamlab.lab.live import LiveChart
+from wamlab.lab.loader_panel import loader_chart, newest_loader, watch_loader
 from wamlab.lab.plots import analysis_figure, levels_chart, loss_chart, split_chart, strip_png
 from wamlab.lab.records import encode_line, read_last
 from wamlab.lab.report import flattened, summary_table, write_report
@@ -538,3 +539,30 @@ def test_no_module_of_the_lab_imports_torch() -> None:
     names = [f"wamlab.lab.{path.stem}" for path in sorted(folder.glob("*.py")) if path.stem != "__init__"]
     code = f"import sys, {', '.join(names)}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+LOADER = {
+    "stages": {
+        "decode": {"item_ms": 12.0, "num_threads": 2, "ready": 1.5, "depth": 3},
+        "clip": {"item_ms": 2.0, "num_threads": 1, "ready": 0.5, "depth": 2},
+    },
+    "bottleneck": "decode",
+    "wait_fraction": 0.25,
+    "num_skipped": 3,
+    "cache": {"hit_rates": {"memory": 0.5}},
+}
+
+
+def test_the_loader_chart_names_the_slowest_stage(tmp_path):
+    chart = loader_chart(LOADER)
+    assert "decode 12 ms, clip 2 ms" in str(chart)
+    assert "slowest stage: decode; training waited 25.0% of its time; memory: 50% of frames; 3 broken" in str(chart)
+    assert chart.svg.count("fill-orange") > loader_chart(LOADER | {"bottleneck": "none"}).svg.count("fill-orange")
+    assert "nothing recorded yet" in str(loader_chart(None))
+    run = create_run(tmp_path, "read", {})
+    assert newest_loader(run) is None
+    run.log({"step": 1, "loader": LOADER})
+    run.log({"step": 2})
+    assert newest_loader(run) == LOADER
+    with pytest.raises(InputError, match="can be watched in a notebook only"):
+        watch_loader(run)

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,7 @@ def load_clips_apart(reader: ClipSource, **options: Any) -> ApartLoader:
 
     The reader must be picklable. Raises InputError for what ``load_clips`` refuses, and when the helper was killed.
     """
-    still: dict[str, Any] = {**options, "num_threads": 0}
-    state = load_clips(reader, **still)  # wrong options show here
+    state = partial(load_clips, reader, **options)(num_threads=0)  # wrong options show here
     return ApartLoader(reader, options, state)
 
 
@@ -50,9 +50,7 @@ class ApartLoader(Iterator[list[Clip]]):
         self._helper = context.Process(target=_serve, args=(theirs, reader, options), name="clips", daemon=True)
         self._helper.start()
         theirs.close()
-        self._state = load_clips(
-            reader, **(options | {"num_threads": 0})
-        )  # says where the stream stands, reads nothing
+        self._state = state  # says where the stream stands, reads nothing
         self._maps: dict[str, mmap.mmap] = {}
         self._free: list[str] = []  # blocks nobody looks at any more
         self._report: LoaderReport | None = None

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from wamlab.data.buffers import BatchBuffer, BufferPool
 from wamlab.data.order import SampleOrder
@@ -43,6 +43,24 @@ class LoaderReport:
         """Return the name of the slowest stage."""
         return max(self.stages, key=lambda stage: stage.item_s).name
 
+    def figures(self) -> dict[str, Any]:
+        """Return what a run's metrics hold of it."""
+        return {
+            "stages": {
+                stage.name: {
+                    "item_ms": 1000 * stage.item_s,
+                    "num_threads": stage.num_threads,
+                    "ready": stage.mean_ready,
+                    "depth": stage.depth,
+                }
+                for stage in self.stages
+            },
+            "bottleneck": self.bottleneck,
+            "wait_fraction": self.wait_fraction,
+            "num_skipped": len(self.skipped),
+            "buffer_mib": self.buffer_bytes / 2**20,
+        }
+
 
 def load_clips(
     reader: ClipSource,
@@ -56,7 +74,7 @@ def load_clips(
     world_size: int = 1,
     is_shuffled: bool = True,
     pool: int = 1,
-    on_error: Literal["raise", "skip"] = "raise",
+    on_error: str = "raise",
     max_skipped: int = 100,
     is_pinned: bool = False,
 ) -> ClipLoader:

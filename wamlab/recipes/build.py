@@ -12,9 +12,10 @@ import torch
 from wamlab.codec.clips import ClipEncoder
 from wamlab.codec.features import FeatureStore, StoredEncoder
 from wamlab.codec.pretrained import make_image_encoder, make_text_encoder, make_video_codec
+from wamlab.data.apart import ApartLoader, load_clips_apart
 from wamlab.data.clips import ClipReader, split_episodes
 from wamlab.data.lerobot import RobotDataset, open_dataset
-from wamlab.data.loader import load_clips
+from wamlab.data.loader import ClipLoader, load_clips
 from wamlab.data.reading import ClipSource
 from wamlab.data.robot import check_robot
 from wamlab.errors import InputError
@@ -133,16 +134,28 @@ class Workbench:
         freeze(net, train.frozen)
         return net
 
-    def examples(self, clock: Clock, *, first_step: int = 0) -> Generator[FlowExample, None, None]:
-        """Yield the noised training batches after ``first_step`` finished steps, timing data and encoding."""
-        recipe, (source, encode) = self.recipe, self.source
-        clips = load_clips(
-            source,
+    def clips(self, *, first_step: int = 0) -> ClipLoader | ApartLoader:
+        """Return the stream of training clips after ``first_step`` finished steps."""
+        recipe, data = self.recipe, self.recipe.data
+        load = load_clips_apart if data.is_apart else load_clips
+        return load(
+            self.source[0],
             batch_size=recipe.train.batch_size,
             seed=recipe.train.seed,
             start_batch=first_step,
-            num_threads=recipe.data.num_threads,
+            num_threads=data.num_threads,
+            pool=data.pool,
+            on_error=data.on_error,
+            max_skipped=data.max_skipped,
+            is_pinned=self.device.type == "cuda" and not data.is_apart,
         )
+
+    def examples(
+        self, clock: Clock, *, first_step: int = 0, clips: ClipLoader | ApartLoader | None = None
+    ) -> Generator[FlowExample, None, None]:
+        """Yield the noised training batches after ``first_step`` finished steps, timing data and encoding."""
+        recipe, (_, encode) = self.recipe, self.source
+        clips = self.clips(first_step=first_step) if clips is None else clips
         batches = map(clock.timed("encode", encode), clock.waited("data", clips))
         try:
             yield from noised_examples(batches, seed=recipe.train.seed, first_step=first_step, config=recipe.noise)

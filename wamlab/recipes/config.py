@@ -30,12 +30,21 @@ class DataConfig:
     root: Path = Path("datasets/tabletop")
     held_out_fraction: float = 0.1  # of the episodes, never trained on; 0 evaluates on the training episodes
     backend: str = "pyav"  # "pyav", "torchcodec" or "decord"
-    num_threads: int = 1  # that read clips ahead; 0 reads in the training thread
+    num_threads: int | None = 1  # that read clips ahead; 0 reads in the training thread; None adds some while it waits
+    is_apart: bool = False  # read in a helper process, which leaves the training loop's interpreter alone
+    pool: int = 1  # windows of an episode decoded at once and spread over as many batches; 1 is an exact shuffle
+    on_error: str = "raise"  # "skip" replaces clips that cannot be read, counts and lists them
+    max_skipped: int = 100  # samples; more end the run
     cache_gib: float = 1.0  # decoded frames kept in memory; 0 decodes every clip anew
 
     def __post_init__(self) -> None:
-        check_range("data", self, 0, 64, "num_threads")
+        if self.num_threads is not None:
+            check_range("data", self, 0, 64, "num_threads")
+        check_range("data", self, 1, 4096, "pool")
+        check_range("data", self, 0, math.inf, "max_skipped")
         check_range("data", self, 0, 1e6, "cache_gib")
+        if self.on_error not in ("raise", "skip"):
+            raise InputError(f'data.on_error is "{self.on_error}": give raise or skip')
 
 
 @dataclass(frozen=True)

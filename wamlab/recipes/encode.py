@@ -64,7 +64,7 @@ def encode_features(bench: Workbench, *, num_processes: int = 1, is_verified_fir
 def encode_chunk(bench: Workbench, chunk: Chunk) -> None:
     """Encode what the store lacks of some windows and write it, reading frames ahead in threads."""
     reader, store = bench.readers[0], bench.store
-    size, num_threads = bench.recipe.train.batch_size, max(1, bench.recipe.data.num_threads)
+    size, num_threads = bench.recipe.train.batch_size, bench.recipe.data.num_threads or 1
     seeds: dict[tuple[int, int, int], list[int]] = {}
     for episode, first_row, num_blocks, seed in _todo(bench, chunk):
         seeds.setdefault((episode, first_row, num_blocks), []).append(seed)

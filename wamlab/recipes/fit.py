@@ -29,6 +29,7 @@ from wamlab.train import Ema, make_optimizer, train
 from wamlab.types import StepRecord
 
 NORMALIZERS = "normalizers.json"  # in the run folder; a policy needs them and not the dataset
+LOADER_EVERY = 10  # steps between two reports of the loader in a run's metrics
 NUM_PICTURED = 3  # held-out clips shown in a run's pictures
 
 
@@ -58,12 +59,17 @@ FREE_ON_RESUME = (
     "data.", "evaluation.", "checkpoint_every", "device", "train.num_steps", "train.num_micro_batches",
     "features.mode", "features.root", "features.shard_mib",
 )  # fmt: skip
+FIXED_DATA = ("data.pool", "data.on_error")  # decide which clips come
 
 
 def check_resume(run: Run, recipe: Recipe, fingerprints: dict[str, str]) -> None:
     """Refuse to go on with a run under another recipe or on other data, naming what differs."""
     old, new = flattened(run.config), flattened(plain(asdict(recipe)))
-    changed = [name for name in new if old.get(name) != new[name] and not name.startswith(FREE_ON_RESUME)]
+    changed = [
+        name
+        for name in new
+        if old.get(name) != new[name] and (name in FIXED_DATA or not name.startswith(FREE_ON_RESUME))
+    ]
     if changed:
         listed = ", ".join(f"{name} (was {old.get(name)}, now {new[name]})" for name in changed)
         raise InputError(f"{run.folder} was trained with another recipe: {listed}; give the old values, or start anew")
@@ -93,7 +99,8 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
     if first_step == 0:
         log_evaluation(bench, run, held_out, 0, ema)
     clock = Clock(bench.device)
-    examples = bench.examples(clock, first_step=first_step)
+    clips = bench.clips(first_step=first_step)
+    examples = bench.examples(clock, first_step=first_step, clips=clips)
     try:
         for record in train(
             partial(flow_loss, bench.net, config=recipe.noise),
@@ -104,8 +111,10 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
             ema=ema,
             clock=clock,
         ):
-            run.log(asdict(record) | {"samples_per_s": record.samples_per_s})
             is_last = record.step == recipe.train.num_steps
+            is_reported = is_last or record.step % LOADER_EVERY == 0
+            loader = {"loader": clips.report().figures()} if is_reported else {}
+            run.log(asdict(record) | {"samples_per_s": record.samples_per_s} | loader)
             if is_last or record.step % recipe.evaluation.every == 0:
                 log_evaluation(bench, run, held_out, record.step, ema)
             if is_last or record.step % recipe.checkpoint_every == 0:
