@@ -165,13 +165,13 @@ class PyAVReader:
         if seek_to is not None:
             self._container.seek(seek_to, stream=self._stream)
         self._landing = None  # time stamp of the key frame that decoding has started from
-        is_landing, fed = seek_to is not None, set()
+        is_landing, fed = True, set()
         for packet in self._container.demux(self._stream):
             time = packet.pts
             if is_landing and packet.size:
-                if not packet.is_keyframe or time is None or time > pts:
+                if seek_to is not None and (not packet.is_keyframe or time is None or time > pts):
                     return  # frames decoded from here could lack what they refer to
-                is_landing, self._landing = False, time
+                is_landing, self._landing = False, None if packet.is_discard else time
             is_asked = time in self._asked
             if self._can_skip:
                 # Beyond the last frame asked for now may be the first of the next batch: it is decoded.
@@ -180,7 +180,7 @@ class PyAVReader:
                 yield from packet.decode()
             except FFmpegError:
                 # What leads the key frame that was sought lacks what it refers to, and nothing refers to it.
-                if self._landing is None or time is None or time >= self._landing:
+                if seek_to is None or self._landing is None or time is None or time >= self._landing:
                     raise
             if is_asked:
                 fed.add(time)
