@@ -88,7 +88,7 @@ def cut_by_edit_list(folder: Path) -> Path:
         stream = cut.add_stream_from_template(source)
         for packet in whole.demux(source):
             if packet.size and packet.pts is not None and packet.dts is not None:
-                shift = 5 * packet.duration
+                shift = 5 * (packet.duration or 0)
                 packet.pts, packet.dts, packet.stream = packet.pts - shift, packet.dts - shift, stream
                 cut.mux(packet)
     return path

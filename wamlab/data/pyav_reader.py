@@ -54,6 +54,7 @@ class PyAVReader:
     def close(self) -> None:
         self._decoded = None
         self._container.close()
+        self._converter.close()
 
     def read(
         self, frames: Int[np.ndarray, " n"], out: UInt8[np.ndarray, "n h w 3"] | None = None

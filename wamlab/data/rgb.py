@@ -28,6 +28,7 @@ class RgbConverter:
     def __init__(self) -> None:
         self._reformatter = VideoReformatter()
         self._is_direct: bool | None = None  # None until the first frame has shown it
+        self._library: ctypes.CDLL | None = None
         self._context: int | None = None
 
     def __del__(self) -> None:
@@ -36,8 +37,8 @@ class RgbConverter:
     def close(self) -> None:
         """Free the converter's tables."""
         context, self._context, self._is_direct = self._context, None, False
-        if context:
-            _library().sws_freeContext(context)
+        if context and self._library:
+            self._library.sws_freeContext(context)
 
     def write(self, frame: av.VideoFrame, pixels: UInt8[np.ndarray, "h w 3"]) -> None:
         """Write a frame of the array's size into it."""
@@ -54,16 +55,18 @@ class RgbConverter:
             return
         # Freed at once, so that the next frame is converted into the same memory while the cache has it.
         plane = self._reformatter.reformat(frame, format="rgb24", threads=1).planes[0]
-        pixels[:] = np.frombuffer(plane, np.uint8).reshape(height, -1)[:, : width * 3].reshape(height, width, 3)
+        pixels[:] = np.frombuffer(memoryview(plane), np.uint8).reshape(height, -1)[:, : width * 3].reshape(height, width, 3)
         if can_be_direct:
             self._is_direct = self._try_directly(frame, pixels)
 
     def _try_directly(self, frame: av.VideoFrame, expected: np.ndarray) -> bool:
         height, width = expected.shape[:2]
-        library = _library()
-        if library is None or width % BLOCK:
+        self._library = _library()
+        if self._library is None or width % BLOCK:
             return False
-        self._context = library.sws_getContext(width, height, YUV420P, width, height, RGB24, BILINEAR, None, None, None)
+        self._context = self._library.sws_getContext(
+            width, height, YUV420P, width, height, RGB24, BILINEAR, None, None, None
+        )
         if not self._context:
             return False
         found = np.empty_like(expected, order="C")
@@ -71,8 +74,9 @@ class RgbConverter:
         return np.array_equal(found, expected)
 
     def _write_directly(self, frame: av.VideoFrame, pixels: np.ndarray) -> None:
+        assert self._library
         luma, blue, red = frame.planes
-        _library().sws_scale(
+        self._library.sws_scale(
             self._context,
             Planes(luma.buffer_ptr, blue.buffer_ptr, red.buffer_ptr, None),
             Strides(luma.line_size, blue.line_size, red.line_size, 0),

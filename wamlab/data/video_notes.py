@@ -34,7 +34,7 @@ def read_note(path: Path, kind: str, names: tuple[str, ...]) -> dict[str, np.nda
             if not np.array_equal(note["key"], _key(path)):
                 return None
             return {name: note[name] for name in names}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
     except DAMAGE as error:
         warnings.warn(f"the note {file} on {path} is damaged and made anew: {error}", stacklevel=2)
@@ -49,7 +49,7 @@ def write_note(path: Path, kind: str, **arrays: np.ndarray) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=file.parent, suffix=".part")
         with os.fdopen(descriptor, "wb") as opened:
-            np.savez(opened, key=_key(path), **arrays)
+            np.savez(opened, allow_pickle=False, key=_key(path), **arrays)
         Path(temporary).replace(file)
     except OSError:  # no room, no right to write: a cache is no reason to fail
         if temporary:
