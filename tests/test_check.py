@@ -1,5 +1,6 @@
 """Every kind of damage is found, placed and given a repair; sound datasets are called sound."""
 
+import io
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from barcode import barcode_frames
+from PIL import Image
 
 from wamlab.cli import main
 from wamlab.data.check import check_dataset
@@ -174,6 +176,22 @@ def test_a_wrong_size_is_found(root_v2: Path) -> None:
     faults = faults_of(root_v2)
     assert {(fault.episode, fault.place) for fault in faults} == {(n, WRIST) for n in range(3)}
     assert "info.json says 40 x 30" in faults[0].wrong
+
+
+def test_images_in_tables_are_checked(root_v2: Path) -> None:
+    for camera in (TOP, WRIST):
+        edit_json(root_v2 / "meta/info.json", lambda info, c=camera: info["features"][c].update(dtype="image"))
+    for number, length in enumerate(LENGTHS):
+        table = pq.read_table(table_of(root_v2, number))
+        Image.fromarray(barcode_frames(np.arange(1))[0]).save(buffer := io.BytesIO(), "png")
+        cells = pa.array([{"bytes": buffer.getvalue(), "path": None}] * length)
+        pq.write_table(table.append_column(TOP, cells).append_column(WRIST, cells), table_of(root_v2, number))
+    assert not faults_of(root_v2)
+    edit_rows(table_of(root_v2, 1), set_to(4, TOP, {"bytes": b"no image", "path": None}))
+    assert not faults_of(root_v2)
+    assert_only(faults_of(root_v2, is_decoding_all=True), 1, TOP, "damaged image in row 4")
+    edit_rows(table_of(root_v2, 1), set_to(4, TOP, None))
+    assert_only(faults_of(root_v2), 1, TOP, "1 of 9 rows have no image")
 
 
 def test_another_rate_than_the_info_says_is_found(root_v2: Path) -> None:

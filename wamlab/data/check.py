@@ -26,7 +26,7 @@ def check_dataset(dataset: RobotDataset, *, is_decoding_all: bool = False) -> It
     yield [*_info_faults(dataset), *_stats_faults(dataset)]
     ends: dict[tuple[Path, str], tuple[float, int]] = {}
     for episode in range(dataset.num_episodes):
-        faults = list(row_faults(dataset, episode))
+        faults = list(row_faults(dataset, episode, is_decoding_all=is_decoding_all))
         are_rows_sound = not any(fault.place in ("rows", "timestamp") for fault in faults) and _has_times(
             dataset, episode
         )

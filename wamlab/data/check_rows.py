@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from wamlab.data.lerobot import RobotDataset
 from wamlab.data.modality import feature_size
-from wamlab.data.tables import as_array
+from wamlab.data.tables import as_array, decode_images
 from wamlab.errors import InputError
 
+IMAGES_AT_ONCE = 64
 LEAVE_OUT = "record or copy the episode again, or leave it out of training"
 
 
@@ -27,8 +28,11 @@ class Fault:
     is_broken: bool = True  # False: worth knowing, yet everything can be read
 
 
-def row_faults(dataset: RobotDataset, episode: int) -> Iterator[Fault]:
-    """Find missing tables and columns, wrong numbers of rows and dimensions, NaN, and rows out of order or time."""
+def row_faults(dataset: RobotDataset, episode: int, *, is_decoding_all: bool = False) -> Iterator[Fault]:
+    """Find missing tables and columns, wrong numbers of rows and dimensions, NaN, and rows out of order or time.
+
+    Of images in the rows the first and the last are decoded, or all of them.
+    """
     try:
         table = dataset.table(episode)
     except InputError as error:
@@ -51,7 +55,7 @@ def row_faults(dataset: RobotDataset, episode: int) -> Iterator[Fault]:
         yield from _value_faults(dataset, episode, name, values)
     yield from _label_faults(dataset, episode, columns)
     yield from _order_faults(dataset, episode, columns)
-    yield from _image_faults(dataset, episode, table)
+    yield from _image_faults(dataset, episode, table, is_decoding_all=is_decoding_all)
 
 
 def _value_faults(dataset: RobotDataset, episode: int, name: str, values: np.ndarray) -> Iterator[Fault]:
@@ -111,11 +115,18 @@ def _time_faults(episode: int, times_s: np.ndarray, fps: float) -> Iterator[Faul
     yield Fault(episode, "timestamp", wrong, "correct fps in meta/info.json, or resample the episode at that fps")
 
 
-def _image_faults(dataset: RobotDataset, episode: int, table: pa.Table) -> Iterator[Fault]:
+def _image_faults(dataset: RobotDataset, episode: int, table: pa.Table, *, is_decoding_all: bool) -> Iterator[Fault]:
+    rows = np.arange(len(table)) if is_decoding_all else np.unique([0, len(table) - 1])
     for camera in dataset.cameras:
-        if dataset.features[camera]["dtype"] == "image" and camera in table.column_names:
-            try:
-                for first in range(0, len(table), 64):
-                    dataset.frames(episode, camera, np.arange(first, min(first + 64, len(table))))
-            except InputError as error:
-                yield Fault(episode, camera, str(error), f"write that image again; else {LEAVE_OUT}")
+        if dataset.features[camera]["dtype"] != "image" or camera not in table.column_names:
+            continue
+        repair = f"write the image again; else {LEAVE_OUT}"
+        if num_empty := table[camera].null_count:
+            yield Fault(episode, camera, f"{num_empty} of {len(table)} rows have no image", repair)
+            continue
+        try:
+            for first in range(0, len(rows), IMAGES_AT_ONCE):
+                batch = rows[first : first + IMAGES_AT_ONCE]
+                decode_images(table[camera].take(batch), f"column {camera} of episode {episode}", batch.tolist())
+        except InputError as error:
+            yield Fault(episode, camera, str(error), repair)

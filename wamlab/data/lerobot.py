@@ -274,7 +274,7 @@ class RobotDataset:
         table, path = self._table(episode, [camera])
         if camera not in table.column_names:
             raise InputError(f"{path} lacks the image column {camera} of episode {episode}")
-        return decode_images(table[camera].take(rows), f"column {camera} of episode {episode} in {path}")
+        return decode_images(table[camera].take(rows), f"column {camera} of episode {episode} in {path}", rows.tolist())
 
     def _match_frames(self, episode: int, camera: str) -> np.ndarray:
         """Find the number of the frame each row of an episode shows, by time; every row must have one."""

@@ -104,12 +104,12 @@ def _is_ragged(array: pa.ListArray) -> bool:
     return len(np.unique(np.diff(array.offsets.to_numpy()))) > 1
 
 
-def decode_images(column: pa.ChunkedArray, where: str) -> UInt8[np.ndarray, "n h w 3"]:
-    """Decode the PNG or JPEG bytes of an image column."""
+def decode_images(column: pa.ChunkedArray, where: str, rows: Sequence[int]) -> UInt8[np.ndarray, "n h w 3"]:
+    """Decode the PNG or JPEG bytes of an image column, whose cells are of the given rows of its table."""
     from PIL import Image  # only datasets with images in their tables need it
 
     images = []
-    for row, cell in enumerate(column.to_pylist()):
+    for row, cell in zip(rows, column.to_pylist(), strict=True):
         data = cell.get("bytes") if isinstance(cell, dict) else cell
         if not data:
             raise InputError(f"{where} has no image bytes in row {row}")
