@@ -4,9 +4,9 @@
 
 Every loader delivers the same few windows of all cameras over and over, at their stored size, in batches of 4. Each
 runs in a process of its own and is charged for what a turn of batches costs, worker processes included; turns alternate
-and ratios are paired by round. Pools, and DreamZero's shards, show several windows of an episode for one decoding. No loader that
-decodes each window can beat the bare decoder: "limit" says how many times it beats a peer. Besides: the index of a long
-file, and how long training waits.
+and ratios are paired by round. Pools, and DreamZero's shards, show several windows of an episode for one decoding. No
+loader that decodes each window can beat the bare decoder: "limit" says how many times it beats a peer. Besides: the
+index of a long file, and how long training waits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from loader_parts.videos import Videos, find_clip, joined, make_dataset
 from wamlab.data.clips import ClipReader
 from wamlab.data.frame_index import read_frame_index
 from wamlab.data.lerobot import RobotDataset, open_dataset
-from wamlab.data.loader import load_clips
+from wamlab.data.loader import MAX_DEPTH, load_clips
 from wamlab.data.order import SampleOrder
 from wamlab.data.robot import RobotConfig
 from wamlab.data.windows import WindowConfig
@@ -156,6 +156,8 @@ def _times_s(dataset: RobotDataset, episode: int) -> np.ndarray:
 def ways_of(reader: ClipReader, *, is_quick: bool) -> dict[str, Way]:
     """Return every loader; those of decord only where it reads the files."""
     recorded = recorded_of(reader)
+    # wamlab's loaders begin at MAX_DEPTH: one that still reads further ahead from turn to turn decodes more than a turn
+    # delivers (12 samples for 8) and would be charged for it.
     turn = peers.NUM_WORKERS * (1 if is_quick else 2)  # batches
     chosen = choose_samples(reader, turn * peers.BATCH_SIZE)
     prefetch = peers.QUICK_PREFETCH if is_quick else peers.PREFETCH
@@ -167,11 +169,17 @@ def ways_of(reader: ClipReader, *, is_quick: bool) -> dict[str, Way]:
         return Way(partial(peers.batches, dataset, drawn, prefetch), num_batches, peers.BATCH_SIZE)
 
     def single() -> Iterator[Any]:
-        return load_clips(Chosen(reader, chosen), batch_size=peers.BATCH_SIZE, seed=SEED, is_shuffled=False)
+        return load_clips(
+            Chosen(reader, chosen),
+            batch_size=peers.BATCH_SIZE,
+            seed=SEED,
+            is_shuffled=False,
+            prefetch_batches=MAX_DEPTH,
+        )
 
     def pooled(pool: int) -> Way:
         def make() -> Iterator[Any]:
-            return load_clips(reader, batch_size=peers.BATCH_SIZE, seed=SEED, pool=pool)
+            return load_clips(reader, batch_size=peers.BATCH_SIZE, seed=SEED, pool=pool, prefetch_batches=MAX_DEPTH)
 
         return Way(make, pool, peers.BATCH_SIZE)
 

@@ -45,14 +45,14 @@ def measure(ways: Mapping[str, Way], *, num_rounds: int, budget_s: float) -> dic
     """Let every loader deliver a turn's batches in each round, one after another.
 
     A turn ends when the loader has read ahead as far as before it, so that what a turn costs is what its batches cost.
-    No round begins after ``budget_s``, but one always runs.
+    No round begins ``budget_s`` after the warm-up, but one always runs.
     """
     turns = {name: _Turns(way) for name, way in ways.items()}
     costs = {name: Costs() for name in ways}
-    start_s = time.perf_counter()
     try:
         for name, turn in turns.items():
             costs[name].error = turn.warm_up()
+        start_s = time.perf_counter()
         for index in range(num_rounds):
             if index and time.perf_counter() - start_s > budget_s:
                 break
