@@ -49,19 +49,26 @@ def damaged(whole: bytes, seed: int, kind: str) -> bytes:
 
 
 def decode_in_order(path: Path) -> dict[int, list[np.ndarray]]:
-    """Decode a file from start to end, past what is broken: time stamp -> RGB frames shown then."""
+    """Decode a file from start to end, past what is broken: time stamp -> RGB frames shown then.
+
+    HEVC is decoded twice by one decoder: FFmpeg 8 leaves blocks that a damaged slice does not reach as the
+    picture's memory held them, without an error, so that what it shows then depends on frames decoded before.
+    """
     frames: dict[int, list[np.ndarray]] = defaultdict(list)
     try:
         with av.open(str(path)) as container:
             stream = container.streams.video[0]
             stream.codec_context.thread_count = 1
-            for packet in container.demux(stream):
-                try:
-                    for frame in packet.decode():
-                        if frame.pts is not None:
-                            frames[frame.pts].append(frame.to_ndarray(format="rgb24"))
-                except (FFmpegError, ValueError):
-                    continue
+            for turn in range(2 if stream.codec_context.name == "hevc" else 1):
+                if turn:
+                    container.seek(0)
+                for packet in container.demux(stream):
+                    try:
+                        for frame in packet.decode():
+                            if frame.pts is not None:
+                                frames[frame.pts].append(frame.to_ndarray(format="rgb24"))
+                    except (FFmpegError, ValueError):
+                        continue
     except (FFmpegError, OSError, ValueError, IndexError):
         pass
     return frames
@@ -88,8 +95,10 @@ def examine(path: Path, source: Path, seed: int) -> Counter:
         for pts, frame in zip(reader.index.pts[asked].tolist(), frames, strict=True):
             verdict = "exact" if pts in truth else "rescued"
             shown = truth.get(pts) or decode_in_order(source).get(pts, [])
-            is_right = bool(shown) and all(np.array_equal(frame, each) for each in shown)
-            found[verdict if is_right else "wrong"] += 1
+            if not shown or not all(np.array_equal(frame, each) for each in shown):
+                is_undetermined = "hevc" in source.name and any((each != shown[0]).any() for each in shown)
+                verdict = "undetermined" if is_undetermined else "wrong"
+            found[verdict] += 1
     reader.close()
     found["files_read"] += found["exact"] > 0
     return found

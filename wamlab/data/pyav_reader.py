@@ -203,7 +203,9 @@ class PyAVReader:
                     if not frame.key_frame:  # the container is wrong: it refers to what was not decoded
                         break
                     self._landing = None
-                if frame.pts == pts and not frame.is_corrupt and self._landing is None:
+                if self._landing is None and frame.is_corrupt:  # so may be what refers to it
+                    break
+                if self._landing is None and frame.pts == pts:
                     return frame, None
                 if frame.pts is None or frame.pts >= pts:
                     break
