@@ -68,7 +68,11 @@ def encode(path: Path, numbers: np.ndarray, options: dict[str, str]) -> None:
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=10)
         frames = barcode_frames(numbers)
-        stream.height, stream.width, stream.pix_fmt, stream.options = *frames.shape[1:3], "yuv420p", options
+        stream.height, stream.width, stream.pix_fmt, stream.options = (
+            *frames.shape[1:3],
+            "yuv420p",
+            dict[str, object](options),
+        )
         stream.codec_context.time_base = Fraction(1, 10)
         for number, pixels in enumerate(frames):
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
