@@ -286,6 +286,10 @@ def spoil(root: Path, what: str) -> None:
         ('["fps", "ten"]', "gives fps as 'ten'"),
         ('["features", []]', "does not give every feature a dtype"),
         ('["features", {"action": {}}]', "does not give every feature a dtype"),
+        ('["features", {"action": {"dtype": "float32", "shape": "7"}}]', "gives action the shape '7', need a list of"),
+        ('["features", {"action": {"dtype": "float32", "shape": [[7]]}}]', r"gives action the shape \[\[7\]\]"),
+        ('["features", {"top": {"dtype": "video", "info": [1]}}]', "gives top info that is no JSON object"),
+        ('["chunks_size", 0]', "gives chunks_size as 0, need a whole number above 0"),
     ],
 )
 def test_a_wrong_info_is_described(root: Path, what: str, message: str) -> None:

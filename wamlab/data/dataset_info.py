@@ -55,6 +55,21 @@ def read_info(root: Path) -> dict[str, Any]:
     features = info.get("features")
     if not isinstance(features, dict) or not all(isinstance(f, dict) and "dtype" in f for f in features.values()):
         raise InputError(f"{path} does not give every feature a dtype")
+    for name, feature in features.items():
+        _check_feature(name, feature, path)
+    chunks = info.get("chunks_size", 1000)
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
+        raise InputError(f"{path} gives chunks_size as {chunks!r}, need a whole number above 0, usually 1000")
     if unknown := sorted(info.keys() - KNOWN_INFO):
         warnings.warn(f"{path} has unknown keys, which are ignored: {', '.join(unknown)}", stacklevel=4)
     return info
+
+
+def _check_feature(name: str, feature: dict[str, Any], path: Path) -> None:
+    shape = feature.get("shape")
+    is_list = isinstance(shape, list) and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape)
+    if shape is not None and not is_list:
+        raise InputError(f"{path} gives {name} the shape {shape!r}, need a list of whole numbers")
+    for key in ("info", "video_info"):
+        if not isinstance(feature.get(key) or {}, dict):
+            raise InputError(f"{path} gives {name} {key} that is no JSON object: correct or remove it")

@@ -19,6 +19,7 @@ from wamlab.data.layout import (
     checked_tasks,
     filled,
 )
+from wamlab.data.modality import feature_size
 from wamlab.errors import InputError
 
 DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
@@ -114,7 +115,7 @@ def write_meta(root: Path, recorded: Recorded) -> None:
 def modality(features: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Name the slices of the state and action vectors, the videos and the language column for GR00T readers."""
     vectors = {
-        kind: {kind: {"start": 0, "end": features[column]["shape"][0], "original_key": column}}
+        kind: {kind: {"start": 0, "end": feature_size(features[column]), "original_key": column}}
         for kind, column in (("state", "observation.state"), ("action", "action"))
         if column in features
     }
