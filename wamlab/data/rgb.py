@@ -55,7 +55,9 @@ class RgbConverter:
             return
         # Freed at once, so that the next frame is converted into the same memory while the cache has it.
         plane = self._reformatter.reformat(frame, format="rgb24", threads=1).planes[0]
-        pixels[:] = np.frombuffer(memoryview(plane), np.uint8).reshape(height, -1)[:, : width * 3].reshape(height, width, 3)
+        pixels[:] = (
+            np.frombuffer(memoryview(plane), np.uint8).reshape(height, -1)[:, : width * 3].reshape(height, width, 3)
+        )
         if can_be_direct:
             self._is_direct = self._try_directly(frame, pixels)
 
