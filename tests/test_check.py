@@ -259,3 +259,17 @@ def test_convert_is_a_command(root_v2: Path, tmp_path: Path, capsys: pytest.Capt
     assert not faults_of(out)
     assert main(["data", "convert", str(root_v2), str(out), "--version", "v3.0"]) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+def test_columns_that_the_info_leaves_out_or_mistakes_are_found(root_v2: Path) -> None:
+    path = root_v2 / "meta/info.json"
+    edit_json(path, lambda info: info["features"].pop("timestamp"))
+    assert_only(faults_of(root_v2), None, "meta/info.json", "features lack timestamp, which every LeRobot dataset has")
+    stamp = {"dtype": "string", "shape": [1], "names": None}
+    edit_json(path, lambda info: info["features"].update(timestamp=stamp))
+    wrong = [(fault.episode, fault.place, fault.wrong) for fault in faults_of(root_v2)]
+    said = "rows hold numbers, info.json says texts (string)"
+    assert wrong == [(number, "timestamp", said) for number in range(3)]
+    (root_v2 / "meta/modality.json").unlink()
+    edit_json(path, lambda info: info.update(features={}))
+    assert_only(faults_of(root_v2), None, "meta/info.json", "it lists no column and no camera")

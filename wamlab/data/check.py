@@ -10,7 +10,7 @@ import numpy as np
 from wamlab.data.check_rows import LEAVE_OUT, Fault, row_faults
 from wamlab.data.json_files import read_json
 from wamlab.data.layout import INFO_FILE, STATS_FILE
-from wamlab.data.lerobot import RobotDataset
+from wamlab.data.lerobot import OWN_COLUMNS, RobotDataset
 from wamlab.data.modality import feature_size
 from wamlab.errors import InputError
 
@@ -60,6 +60,12 @@ def _info_faults(dataset: RobotDataset) -> Iterator[Fault]:
         if (said := dataset.info.get(name)) not in (None, count):
             wrong = f"{name} is {said}, the lists in meta have {count}"
             yield Fault(None, INFO_FILE, wrong, f"set {name} to {count}", is_broken=False)
+    if not dataset.features:
+        yield Fault(None, INFO_FILE, "it lists no column and no camera", "list them under features")
+    elif missing := [name for name in OWN_COLUMNS if name not in dataset.features]:
+        is_broken = "timestamp" in missing and any(f["dtype"] == "video" for f in dataset.features.values())
+        wrong = f"features lack {', '.join(missing)}, which every LeRobot dataset has"
+        yield Fault(None, INFO_FILE, wrong, "list them, and add the columns where rows lack them", is_broken=is_broken)
     expected = np.arange(dataset.num_episodes)
     if not np.array_equal(dataset.episode_index, expected):
         first = int((dataset.episode_index != expected).argmax())

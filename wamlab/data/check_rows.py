@@ -63,6 +63,11 @@ def _value_faults(dataset: RobotDataset, episode: int, name: str, values: np.nda
     if width != (size := feature_size(dataset.features[name])):
         repair = "correct the shape in meta/info.json, or rewrite the rows"
         yield Fault(episode, name, f"rows have {width} dimensions, info.json says {size}", repair)
+    is_text = dataset.features[name]["dtype"] in ("string", "language")
+    if is_text != (values.dtype == object):
+        said, found = ("texts", "numbers") if is_text else ("numbers", "texts")
+        wrong = f"rows hold {found}, info.json says {said} ({dataset.features[name]['dtype']})"
+        yield Fault(episode, name, wrong, "correct the dtype in meta/info.json, or rewrite the rows")
     if values.dtype.kind == "f" and not (is_finite := np.isfinite(values.reshape(len(values), -1)).all(axis=1)).all():
         bad = np.flatnonzero(~is_finite)
         wrong = f"NaN or infinity in {len(bad)} of {len(values)} rows, first in row {bad[0]}"
