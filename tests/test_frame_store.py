@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +27,6 @@ from wamlab.types import Episode
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 LENGTHS = (12, 7, 9)
 FILE_BYTES = 4096 + 12 * 64 * 96 * 3
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -245,41 +245,35 @@ def test_a_folder_closed_to_writing_is_read_only(dataset, tmp_path):
         tmp_path.chmod(0o700)
 
 
-PROGRAM = """
-import sys
-import numpy as np
-from wamlab.data.frame_store import FrameStore
-from wamlab.data.lerobot import open_dataset
-dataset = open_dataset(sys.argv[1])
-store = FrameStore(dataset, sys.argv[2], 10**8)
-print("begins", flush=True)
-for _ in range(int(sys.argv[3])):
-    for episode in range(3):
-        for camera in dataset.cameras:
-            np.testing.assert_array_equal(
-                store.frames(episode, camera, np.array([3, 1])), dataset.frames(episode, camera, np.array([3, 1]))
-            )
-store.wait(20)
-print(store.report().damaged)
-"""
-
-
-def start(dataset: RobotDataset, folder: Path, num_rounds: int) -> subprocess.Popen:
-    command = [sys.executable, "-W", "error", "-c", PROGRAM, str(dataset.root), str(folder), str(num_rounds)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+def in_child(work: Callable[[], None]) -> int:
+    """Do something in a forked process; return its number. It exits with 1 on an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forking beside threads
+        child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            work()
+            os._exit(0)
+        os._exit(1)
+    return child
 
 
 def test_processes_share_a_store_and_one_killed_leaves_it_whole(dataset, tmp_path):
-    shared, killed = [start(dataset, tmp_path, 20) for _ in range(2)], start(dataset, tmp_path, 10**9)
-    assert killed.stdout
-    killed.stdout.readline()
-    time.sleep(0.05)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    for process in shared:
-        assert process.communicate(timeout=60)[0].split() == ["begins", "0"]
-        assert process.returncode == 0
-    leftover = tmp_path / f".x.raw@1@{os.uname().nodename}@{killed.pid}.tmp"
+    def read(num_rounds: int) -> None:
+        store = FrameStore(dataset, tmp_path, 10**8)
+        for _ in range(num_rounds):
+            assert_exact(store, dataset)
+        assert store.wait(20)
+        assert not store.report().damaged
+
+    killed = in_child(lambda: read(10**9))
+    while not list(tmp_path.iterdir()):
+        time.sleep(0.001)
+    os.kill(killed, signal.SIGKILL)
+    os.waitpid(killed, 0)
+    shared = [in_child(lambda: read(3)) for _ in range(2)]
+    assert [os.waitpid(child, 0)[1] for child in shared] == [0, 0]
+    leftover = tmp_path / f".x.raw@1@{os.uname().nodename}@{killed}.tmp"
     leftover.touch()
     store = filled(dataset, tmp_path)
     assert not list(tmp_path.glob(".*"))
@@ -306,15 +300,12 @@ def test_a_forked_child_fills_as_well(dataset, tmp_path):
     for path in tmp_path.iterdir():
         path.unlink()
     store._open.cache_clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of forking beside threads
-        child = os.fork()
-    if not child:
-        with suppress(BaseException):
-            store.frames(0, WRIST, np.array([1]))
-            store.wait(10)
-        os._exit(0)
-    os.waitpid(child, 0)
+
+    def fill() -> None:
+        store.frames(0, WRIST, np.array([1]))
+        assert store.wait(10)
+
+    assert os.waitpid(in_child(fill), 0)[1] == 0
     assert store.frames(0, WRIST, np.array([1])).any()
     assert only_file(tmp_path) == store._path((0, WRIST))
 
@@ -329,7 +320,7 @@ def test_auto_is_raw_where_all_fits_and_says_why(dataset, tmp_path):
 
 def test_the_kind_with_the_largest_saving_is_jpeg_where_little_fits(dataset):
     frames = dataset.frames(0, TOP, np.arange(12))
-    slow_s = 0.02
+    slow_s = 0.005
 
     def window() -> np.ndarray:
         end_s = time.thread_time() + slow_s * len(frames)
