@@ -13,6 +13,7 @@ from pathlib import Path
 
 import av
 import numpy as np
+from av import logging
 from av.error import FFmpegError
 
 from wamlab.data.decode import open_video
@@ -105,7 +106,7 @@ def examine(path: Path, source: Path, seed: int) -> Counter:
 
 def main(folder: str, start: str, stop: str) -> None:
     """Damage and examine the sources in a folder, one line of JSON a case; the case is named before it is tried."""
-    av.logging.set_level(None)
+    logging.set_level(None)
     warnings.simplefilter("error")
     sources = sorted(Path(folder).glob("source_*"))
     for seed in range(int(start), int(stop)):

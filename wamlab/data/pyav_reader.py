@@ -114,11 +114,15 @@ class PyAVReader:
         frame, complaint = None, None
         if self._is_ahead(number, group):
             frame, complaint = self._advance_to(pts)
+        is_damage = group >= 0 and self._is_seekable  # unless an attempt ends otherwise than by an error
         for seek_to in () if frame else self._seek_points(group):
+            if seek_to is None and is_damage:
+                break  # decoding all from the start would meet the same error, at length
             self._seek(seek_to, pts)
             frame, complaint = self._advance_to(pts)
             if frame is not None:
                 break
+            is_damage = is_damage and complaint is not None
         if frame is None and complaint is not None:
             raise InputError(
                 f"frame {number} of {self.path} cannot be decoded, the file is damaged: {complaint.strerror}"
