@@ -131,7 +131,7 @@ def encode(path: Path, frames: Iterator[np.ndarray], videos: Videos) -> None:
         assert isinstance(stream, av.VideoStream)
         stream.height, stream.width, stream.pix_fmt = videos.height_px, videos.width_px, "yuv420p"
         stream.codec_context.gop_size = videos.group or 250
-        stream.options = options
+        stream.options = dict(options)
         for pixels in frames:
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
             container.mux(stream.encode(frame))
