@@ -5,6 +5,7 @@ import itertools
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from test_loader import PLAIN, ROBOT, WINDOW, Numbered, assert_same, numbers, re
 
 from wamlab.data.buffers import KEPT, BufferPool
 from wamlab.data.clips import ClipReader
+from wamlab.data.frame_store import FrameStore
 from wamlab.data.lerobot import RobotDataset, open_dataset
 from wamlab.data.loader import load_clips
 from wamlab.data.mixture import mix
@@ -53,8 +55,8 @@ class Counting:
     def read(self, sample_index: int, seed: int) -> Clip:
         return self.reader.read(sample_index, seed)
 
-    def decode(self, samples, position):
-        decoded = self.reader.decode(samples, position)
+    def decode(self, samples, position, new=None):
+        decoded = self.reader.decode(samples, position, new)
         self.num_rows += len(decoded.rows)
         self.windows[len(samples)] += 1
         return decoded
@@ -270,3 +272,26 @@ def test_a_mixture_of_readers_shares_a_pool(reader):
     assert mix([reader, Numbered(3)], balance=0.0).ends[0] == reader.num_samples
     with pytest.raises(InputError, match="balance is 2"):
         mix([reader], balance=2.0)
+
+
+@pytest.mark.parametrize("kind", ["decoded", "stored", "kept", "described wrongly"])
+def test_frames_from_anywhere_make_the_same_clips(dataset, tmp_path, kind):
+    plain = ClipReader(dataset, PLAIN, WINDOW, is_training=True)
+    source = FrameStore(dataset, tmp_path / "frames", 2**26) if kind == "stored" else None
+    reader = ClipReader(dataset, PLAIN, WINDOW, is_training=True, source=source, cache_gib=float(kind == "kept"))
+    if kind == "described wrongly":  # falls back to tiling by what the video says
+        reader._has_stored_size = True
+        reader.robot = replace(PLAIN, view_height_px=16, view_width_px=16)
+        plain.robot = reader.robot
+    for num_threads in (0, 2):  # twice, so that caches are full
+        stream = load_clips(reader, batch_size=4, seed=2, num_threads=num_threads)
+        for clip in itertools.chain(*take(stream, 30)):
+            window = np.array([clip.episode, clip.first_row])
+            (sample, *_) = np.flatnonzero((plain.windows[:, :2] == window).all(axis=1))
+            assert_same(clip, plain.read(int(sample), clip.augmentation_seed))
+    if kind == "kept":
+        assert reader.cache.report().hits > 0
+    if source is not None:
+        source.wait(20)
+        assert source.report().hits > 0
+        source.close()

@@ -6,16 +6,20 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from wamlab.data.frame_cache import FrameCache
+from wamlab.data.check import camera_size
+from wamlab.data.decode import WrongBuffer
+from wamlab.data.frame_cache import FrameCache, FrameSource
+from wamlab.data.frame_store import FrameStore
 from wamlab.data.lerobot import RobotDataset
 from wamlab.data.normalize import Normalizers, measure_normalizers, read_vectors
-from wamlab.data.robot import RobotConfig, check_robot, full_name
+from wamlab.data.order import SampleOrder
+from wamlab.data.robot import RobotConfig, check_robot
 from wamlab.data.views import AUGMENTATION, CENTRE, Augmentation, canvas_of, draw_augmentation
 from wamlab.data.windows import Window, WindowConfig, list_windows, window_at
 from wamlab.errors import InputError
@@ -24,7 +28,8 @@ from wamlab.types import Clip
 PIXEL_FIELDS = (  # of a RobotConfig
     "cameras", "layout", "view_height_px", "view_width_px", "crop_fraction", "has_color_jitter",
 )  # fmt: skip
-EMPTY_FRAMES = partial(np.empty, dtype=np.uint8)
+NewFrames = Callable[[tuple[int, ...]], np.ndarray]  # of a shape
+EMPTY_FRAMES: NewFrames = partial(np.empty, dtype=np.uint8)
 
 
 @dataclass(frozen=True)
@@ -33,12 +38,16 @@ class Decoded:
 
     rows: Int[np.ndarray, " n"]  # rising
     frames: Mapping[str, UInt8[np.ndarray, "n _ _ 3"]]
+    canvas: UInt8[np.ndarray, "n h w 3"] | None = None  # of the one window, decoded straight into it
 
     def of(self, rows: Int[np.ndarray, " t"]) -> Mapping[str, UInt8[np.ndarray, "t _ _ 3"]]:
         """Return the frames of some of the rows."""
         if np.array_equal(rows, self.rows):
             return self.frames
-        places = np.searchsorted(self.rows, rows)
+        places: np.ndarray | slice = np.searchsorted(self.rows, rows)
+        steps = np.diff(places)
+        if len(steps) and (steps == steps[0]).all():  # a view is enough
+            places = slice(places[0], places[-1] + 1, steps[0])
         return {camera: frames[places] for camera, frames in self.frames.items()}
 
 
@@ -58,13 +67,15 @@ class ClipReader:
         episodes: Sequence[int] | None = None,
         is_training: bool,
         normalizers: Normalizers | None = None,
+        source: FrameSource | None = None,
         cache_gib: float = 0.0,
         num_variants: int = 0,
     ):
         """Take all episodes for None, and measure the whole dataset's normalisers unless given.
 
         In training, crops and colours vary with the seed: without end for ``num_variants`` 0, else among so many of
-        each window. ``cache_gib`` of decoded frames stay in memory.
+        each window. Frames come from ``source``, e.g. a ``FrameStore``; None decodes the dataset's videos.
+        ``cache_gib`` of decoded frames stay in memory.
         Raises InputError for a configuration the dataset does not fit, episodes it lacks and no usable window.
         """
         check_robot(robot, dataset, window)
@@ -75,12 +86,17 @@ class ClipReader:
         self._episode, self._first_row, self._num_blocks = self._list()
         self.normalizers = normalizers or measure_normalizers(dataset, robot, window.actions_per_block)
         self.num_variants = num_variants if is_training and robot.is_augmenting else 1
+        self._source: FrameSource = dataset if source is None else source
         self._cache_bytes = int(cache_gib * 2**30)
         self.forget_frames()
-        self._cameras = {camera: full_name(camera, dataset.cameras) or "" for camera in robot.cameras}
+        size_px = robot.view_height_px, robot.view_width_px
+        self._cameras = {camera: dataset.camera_named(camera) or "" for camera in robot.cameras}
+        self._has_stored_size = isinstance(self._source, RobotDataset | FrameStore) and all(
+            camera_size(dataset.features.get(name, {})) == size_px for name in self._cameras.values()
+        )
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_cache": None}  # a spawned process begins with an empty one
+        return vars(self) | {"cache": None}  # a spawned process begins with an empty one
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -105,8 +121,8 @@ class ClipReader:
         """Return every instruction that clips can have, once."""
         tasks: dict[str, None] = {}
         for episode in np.unique(self._episode).tolist():
-            labels = self.dataset.instructions(episode)
-            tasks |= {labels[row]: None for row in self._first_row[self._episode == episode]}
+            labels = self.dataset.labels(episode)
+            tasks |= dict.fromkeys(str(labels[row]) for row in self._first_row[self._episode == episode])
         return [self.robot.instruct(task) for task in tasks]
 
     def augmentation_seed(self, seed: int) -> int:
@@ -123,15 +139,21 @@ class ClipReader:
         decoded = self.decode([sample_index]) if has_frames else None
         return self.clip(sample_index, seed, decoded)
 
-    def decode(self, samples: Sequence[int], position: int | None = None) -> Decoded:
+    def decode(self, samples: Sequence[int], position: int | None = None, new: NewFrames | None = None) -> Decoded:
         """Decode the frames of several samples of one episode, each frame once.
 
-        ``position`` is where the stream of samples stands, for caches that look ahead.
+        ``position`` is where the stream of samples stands, for caches that look ahead. Frames of a single sample that
+        are tiled as they are stored go straight into the canvas that ``new`` gives.
         """
         places = [self._place(sample) for sample in samples]
         if len({episode for episode, *_ in places}) != 1:
             raise InputError(f"samples {list(samples)} are not of one episode")
         rows = np.unique(np.concatenate([window_at(first, n, self.window).frame_rows for _, first, n in places]))
+        if new is not None and len(samples) == 1 and self._is_tiled_as_stored():
+            try:
+                return Decoded(rows, {}, self._decode_into(new, places[0][0], rows))
+            except WrongBuffer:  # the dataset's description is wrong about its videos
+                self._has_stored_size = False
         return self._decode(places[0][0], rows, position)
 
     def clip(
@@ -139,24 +161,25 @@ class ClipReader:
         sample_index: int,
         seed: int,
         decoded: Decoded | None,
-        new: Callable[[tuple[int, ...]], np.ndarray] = EMPTY_FRAMES,
+        new: NewFrames = EMPTY_FRAMES,
     ) -> Clip:
         """Make a sample's clip of decoded frames, on a canvas from ``new``; without frames of None."""
         episode, first_row, num_blocks = self._place(sample_index)
         window = window_at(first_row, num_blocks, self.window)
         actions, action_mask, state = self._read_motion(episode, window)
         augmentation_seed = self.augmentation_seed(seed)
-        size_px = self.robot.canvas_height_px, self.robot.canvas_width_px
-        canvas = new((len(window.frame_rows) if decoded else 0, *size_px, 3))
-        if decoded is not None:
-            augmentation = self._augmentation(episode, first_row, augmentation_seed)
-            canvas_of(decoded.of(window.frame_rows), self.robot, augmentation, out=canvas)
+        canvas = decoded.canvas if decoded else None
+        if canvas is None:
+            canvas = new(self._canvas_shape(len(window.frame_rows) if decoded else 0))
+            if decoded is not None:
+                augmentation = self._augmentation(episode, first_row, augmentation_seed)
+                canvas_of(decoded.of(window.frame_rows), self.robot, augmentation, out=canvas)
         return Clip(
             frames=canvas,
             actions=actions,
             action_mask=action_mask,
             state=state,
-            instruction=self.robot.instruct(self.dataset.instructions(episode)[first_row]),
+            instruction=self.robot.instruct(self.dataset.labels(episode)[first_row]),
             episode=episode,
             first_row=first_row,
             augmentation_seed=augmentation_seed,
@@ -172,8 +195,27 @@ class ClipReader:
         ]
 
     def _decode(self, episode: int, rows: np.ndarray, position: int | None = None) -> Decoded:
-        frames = {camera: self._cache.frames(episode, name, rows) for camera, name in self._cameras.items()}
+        frames = {
+            camera: self.cache.frames(episode, name, rows, position=position) for camera, name in self._cameras.items()
+        }
         return Decoded(rows, frames)
+
+    def _decode_into(self, new: NewFrames, episode: int, rows: np.ndarray) -> np.ndarray:
+        """Return the canvas of a window whose views are tiled in a row as they are stored."""
+        canvas, width = new(self._canvas_shape(len(rows))), self.robot.view_width_px
+        for column, name in enumerate(self._cameras.values()):
+            strip = canvas[:, :, column * width : (column + 1) * width]
+            self._source.frames(episode, name, rows, out=strip)  # pyright: ignore[reportCallIssue]
+        return canvas
+
+    def _is_tiled_as_stored(self) -> bool:
+        """Say whether a canvas is nothing but decoded frames side by side."""
+        is_changed = (self.is_training and self.robot.is_augmenting) or self.robot.crop_fraction < 1
+        is_row = self.robot.layout in ("single", "row") and not self._cache_bytes
+        return self._has_stored_size and is_row and not is_changed
+
+    def _canvas_shape(self, num_frames: int) -> tuple[int, ...]:
+        return num_frames, self.robot.canvas_height_px, self.robot.canvas_width_px, 3
 
     def _place(self, sample: int) -> tuple[int, int, int]:
         """Return episode, first row and number of blocks of a sample."""
@@ -183,7 +225,11 @@ class ClipReader:
 
     def forget_frames(self) -> None:
         """Make room for the frames of other episodes in memory."""
-        self._cache = FrameCache(self.dataset, self._cache_bytes)
+        self.cache = FrameCache(self._source, self._cache_bytes)
+
+    def follow(self, order: SampleOrder) -> None:
+        """Keep in memory what a stream of samples needs soonest."""
+        self.cache.follow(order.next_use)
 
     def frames_fingerprint(self) -> str:
         """Hash all that decides a window's pixels besides its place and augmentation seed."""
@@ -194,6 +240,8 @@ class ClipReader:
             "window": {name: window[name] for name in ("frame_stride", "latents_per_block")},
             "augmentation": AUGMENTATION if self.is_training and self.robot.is_augmenting else "none",
         }
+        if pixels := getattr(self._source, "pixels", ""):  # frames are not as they were decoded
+            settings["pixels"] = pixels
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def _augmentation(self, episode: int, first_row: int, seed: int) -> Augmentation:
@@ -212,6 +260,7 @@ class ClipReader:
             "episodes": self.episodes,
             "is_training": self.is_training,
             "num_variants": self.num_variants,
+            "pixels": getattr(self._source, "pixels", ""),
         }
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
@@ -228,9 +277,13 @@ class ClipReader:
         """Return episode, first row and number of blocks of every sample."""
         lengths = self.dataset.lengths
         parts = [np.zeros((3, 0), np.int32)]
+        of_one_task = lru_cache(maxsize=4096)(lambda length: list_windows(length, np.zeros(length), self.window))
         for episode in self.episodes:
-            labels = self.dataset.instructions(episode)
-            first, num_blocks = list_windows(int(lengths[episode]), labels, self.window)
+            length = int(lengths[episode])
+            if self.dataset.sole_instruction(episode) is not None:  # nothing is read
+                first, num_blocks = of_one_task(length)
+            else:
+                first, num_blocks = list_windows(length, self.dataset.labels(episode), self.window)
             parts.append(np.stack([np.full_like(first, episode), first, num_blocks]).astype(np.int32))
         listed = np.concatenate(parts, axis=1)
         if not listed.size:

@@ -75,10 +75,14 @@ def checked_frames(frames: np.ndarray, path: Path, num_frames: int) -> np.ndarra
     return frames
 
 
+class WrongBuffer(InputError):
+    """Frames are of another size than the buffer given for them."""
+
+
 def checked_buffer(out: np.ndarray | None, shape: tuple[int, int, int, int], path: Path) -> np.ndarray:
-    """Return ``out``, or a new array where it is None; InputError where frames of that shape do not fit in."""
+    """Return ``out``, or a new array where it is None; WrongBuffer where frames of that shape do not fit in."""
     if out is None:
         return np.empty(shape, np.uint8)
     if out.shape != shape or out.dtype != np.uint8:
-        raise InputError(f"frames of {path} are uint8 {shape}, the buffer for them is {out.dtype} {out.shape}")
+        raise WrongBuffer(f"frames of {path} are uint8 {shape}, the buffer for them is {out.dtype} {out.shape}")
     return out

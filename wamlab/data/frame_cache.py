@@ -1,7 +1,7 @@
 """Decoded frames of whole episodes in memory, shared by threads, as long as the stream of samples needs them soon.
 
-Whole episodes, not the rows asked for: windows overlap by parts, so an episode kept by rows serves few windows fully,
-and a video with key frames far apart is decoded up to the missing row anyway (`experiments/2026-12-02_frame_caches`).
+Whole episodes, not the rows asked for. Rows alone cost up to 30 % less where key frames are close and the shuffle is
+exact, but up to 60 % more where they are 250 apart, as in DROID's own files (`experiments/2026-12-02_frame_caches`).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import pyarrow as pa
 from jaxtyping import Int, Int64, UInt8
 
 from wamlab.data.dataset_info import find_root, read_info
+from wamlab.data.decode import checked_buffer
 from wamlab.data.frame_index import FrameIndex
 from wamlab.data.json_files import read_json
 from wamlab.data.layout import INFO_FILE, STATS_FILE, Layout, VideoSpan
@@ -170,8 +171,15 @@ class RobotDataset:
         """Return the times of all frames in the file that holds an episode's video."""
         return self._readers.index(self.video_span(episode, camera).path)
 
-    def frames(self, episode: int, camera: str, rows: Int[np.ndarray, " n"]) -> UInt8[np.ndarray, "n h w 3"]:
-        """Return the frames that belong to rows of an episode, in their order, repeats allowed.
+    def frames(
+        self,
+        episode: int,
+        camera: str,
+        rows: Int[np.ndarray, " n"],
+        *,
+        out: UInt8[np.ndarray, "n h w 3"] | None = None,
+    ) -> UInt8[np.ndarray, "n h w 3"]:
+        """Return the frames that belong to rows of an episode, in their order, repeats allowed; in ``out`` if given.
 
         Each row takes the frame shown nearest to its time. Raises InputError for a camera or row that does
         not exist, and for a video that is missing, damaged, too short or half a frame off the rows' times.
@@ -182,9 +190,13 @@ class RobotDataset:
             last = self.lengths[episode] - 1
             raise InputError(f"episode {episode} of {self.root} has rows 0..{last}, got row {outside[0]}")
         if self.features[camera]["dtype"] == "image":
-            return self._read_images(episode, camera, rows)
+            images = self._read_images(episode, camera, rows)
+            if out is None:
+                return images
+            checked_buffer(out, images.shape, self.table_path(episode))[:] = images
+            return out
         numbers = self._frame_numbers(episode, camera)
-        return self._readers.read(self._layout.video_span(episode, camera).path, numbers[rows])
+        return self._readers.read(self._layout.video_span(episode, camera).path, numbers[rows], out)
 
     def stats(self, column: str) -> dict[str, np.ndarray]:
         """Return mean, std, min, max, q01 and q99 over all rows of a column, each [dim].

@@ -51,10 +51,10 @@ class DecodedMixture(Mixture):
             offset, start = int(parts[-1].max()) + 1, end
         return np.concatenate(parts)
 
-    def decode(self, samples: Sequence[int], position: int) -> Any:
+    def decode(self, samples: Sequence[int], position: int, new: Callable[..., np.ndarray] | None = None) -> Any:
         """Decode the frames of samples of one episode."""
         places = [self._place(sample) for sample in samples]
-        return places[0][0].decode([index for _, index, _ in places], position)
+        return places[0][0].decode([index for _, index, _ in places], position, new)
 
     def clip(self, sample_index: int, seed: int, decoded: Any, new: Callable[..., np.ndarray]) -> Clip:
         """Make a number's clip of decoded frames."""

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+import numpy as np
+
 
 def short(value: Any) -> str:
     """Write a value for a person: four significant digits, a dash for nothing."""
+    value = value.item() if isinstance(value, np.generic) else value
     if value is None or value == [] or value == {}:
         return "–"
     if isinstance(value, bool):

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -14,6 +15,8 @@ from wamlab.codec.features import FeatureStore, StoredEncoder
 from wamlab.codec.pretrained import make_image_encoder, make_text_encoder, make_video_codec
 from wamlab.data.apart import ApartLoader, load_clips_apart
 from wamlab.data.clips import ClipReader, split_episodes
+from wamlab.data.frame_cache import FrameSource
+from wamlab.data.frame_store import FrameStore
 from wamlab.data.lerobot import RobotDataset, open_dataset
 from wamlab.data.loader import ClipLoader, load_clips
 from wamlab.data.reading import ClipSource
@@ -61,6 +64,15 @@ class Workbench:
         return dataset
 
     @cached_property
+    def frames(self) -> FrameSource:
+        """Return what frames are read from: the dataset's videos, or a store of decoded frames before them."""
+        data = self.recipe.data
+        if not data.store_gib:
+            return self.dataset
+        cameras = [self.dataset.camera_named(camera) or camera for camera in self.recipe.robot.cameras]
+        return FrameStore(self.dataset, data.store, int(data.store_gib * 2**30), kind=data.store_kind, cameras=cameras)
+
+    @cached_property
     def readers(self) -> tuple[ClipReader, ClipReader]:
         """Return readers of the training episodes and of the held-out ones."""
         recipe, _ = self.recipe, self.device  # a wrong device shows before any data is read
@@ -73,6 +85,7 @@ class Workbench:
             recipe.window,
             episodes=train,
             is_training=True,
+            source=self.frames,
             cache_gib=recipe.data.cache_gib,
             num_variants=recipe.features.num_variants,
         )
@@ -82,6 +95,7 @@ class Workbench:
             recipe.window,
             episodes=held_out or train,
             is_training=False,
+            source=self.frames,
             normalizers=training.normalizers,
         )
         return training, evaluation
@@ -149,6 +163,14 @@ class Workbench:
             max_skipped=data.max_skipped,
             is_pinned=self.device.type == "cuda" and not data.is_apart,
         )
+
+    def hit_rates(self) -> dict[str, float]:
+        """Return the share of the frames asked for that each cache had; of this process, so none of a helper's."""
+        caches: dict[str, Any] = {}
+        if not self.recipe.data.is_apart:
+            caches = {"memory": self.readers[0].cache, "disk": self.frames}
+        reports = {name: cache.report() for name, cache in caches.items() if hasattr(cache, "report")}
+        return {name: report.hit_rate for name, report in reports.items() if report.hits + report.misses}
 
     def examples(
         self, clock: Clock, *, first_step: int = 0, clips: ClipLoader | ApartLoader | None = None

@@ -113,7 +113,11 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
         ):
             is_last = record.step == recipe.train.num_steps
             is_reported = is_last or record.step % LOADER_EVERY == 0
-            loader = {"loader": clips.report().figures()} if is_reported else {}
+            loader = (
+                {"loader": clips.report().figures() | {"cache": {"hit_rates": bench.hit_rates()}}}
+                if is_reported
+                else {}
+            )
             run.log(asdict(record) | {"samples_per_s": record.samples_per_s} | loader)
             if is_last or record.step % recipe.evaluation.every == 0:
                 log_evaluation(bench, run, held_out, record.step, ema)
