@@ -145,7 +145,7 @@ def test_the_nearest_frame_is_found_by_time_not_by_rate(tmp_path: Path) -> None:
 def test_every_thread_reads_exact_frames_through_a_bounded_pool(tmp_path: Path) -> None:
     paths = [encode(tmp_path / f"{n}.mp4", size=(32, 96 + 2 * n)) for n in range(5)]
     truth = [np.stack(list(decode_all(path).values())) for path in paths]
-    readers = Readers(bytes_a_thread=5 << 20)
+    readers = Readers(max_bytes=5 << 20)
     failures: list[str] = []
 
     def read_some(seed: int) -> None:

@@ -138,7 +138,7 @@ def test_opening_and_closing_leaks_neither_memory_nor_files(tmp_path: Path) -> N
     num_opens = int(os.environ.get("WAMLAB_OPENS", "150"))
 
     def open_many(num: int) -> None:
-        readers = Readers(bytes_a_thread=1)  # one reader at a time
+        readers = Readers(max_bytes=1)  # one reader at a time
         for n in range(num):
             readers.read(paths[n % 3], np.array([n % 60]))
 
