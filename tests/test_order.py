@@ -56,9 +56,10 @@ def test_a_batch_mixes_as_many_groups_as_it_has_places():
 
 
 @pytest.mark.parametrize("pool", [1, 5])
-def test_the_next_use_of_an_episode_is_the_next_position_that_shows_it(pool):
+def test_the_next_use_of_an_episode_is_the_next_position_that_decodes_it(pool):
     drawn = order(pool)
-    shown = [int(EPISODES[drawn.draw(position).sample]) for position in range(3 * NUM)]
+    draws = [drawn.draw(position) for position in range(3 * NUM)]
+    shown = [int(EPISODES[draw.sample]) if draw.sample == draw.members[0] else -1 for draw in draws]
     for after in (-1, 0, 17, NUM - 1, NUM, 2 * NUM - 2):
         for episode in range(9):
             wanted = next(p for p in range(after + 1, 3 * NUM) if shown[p] == episode)

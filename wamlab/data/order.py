@@ -80,7 +80,10 @@ class SampleOrder:
         return Draw(position, int(epoch.samples[place]), epoch.seed, (number, group), tuple(members.tolist()))
 
     def next_use(self, episode: int, after: int) -> int:
-        """Return the first position above ``after`` that shows the episode, NEVER if none does."""
+        """Return the first position above ``after`` where frames of the episode are decoded, NEVER if none is.
+
+        A group's frames are decoded at its first sample.
+        """
         first = max(0, (after + 1) // self.num_samples)
         for number in (first, first + 1):
             positions = self._uses(number).get(episode)
@@ -123,13 +126,14 @@ class SampleOrder:
         return _Epoch(samples, cuts, lane_starts, seed)
 
     def _list_uses(self, number: int) -> dict[int, np.ndarray]:
-        """Return the sorted positions of each episode in an epoch."""
+        """Return the sorted positions of each episode in an epoch where its frames are decoded."""
         if self._episodes is None:
             return {}
         epoch = self._epoch(number)
-        samples = epoch.samples[self._place(np.arange(self.num_samples), epoch)]
-        episodes = self._episodes[samples]
+        places = self._place(np.arange(self.num_samples), epoch)
+        positions = np.flatnonzero(np.isin(places, epoch.starts))
+        episodes = self._episodes[epoch.samples[places[positions]]]
         order = np.argsort(episodes, kind="stable")
         found, first = np.unique(episodes[order], return_index=True)
-        parts: Sequence[np.ndarray] = np.split(order + number * self.num_samples, first[1:])
+        parts: Sequence[np.ndarray] = np.split(positions[order] + number * self.num_samples, first[1:])
         return dict(zip(found.tolist(), parts, strict=True))

@@ -118,8 +118,7 @@ class Reading:
         with group.lock:
             if not group.is_done:
                 try:
-                    last = draw.position + (len(left) - 1) * self.order.num_lanes
-                    group.decoded = self._decode(left, last)  # until then these frames are at hand without a cache
+                    group.decoded = self._decode(left, draw.position)
                 except InputError as error:
                     group.error = error
                 group.is_done = True
