@@ -135,7 +135,7 @@ def measure_case(text_len: int, batch_size: int, *, has_bf16: bool, is_quick: bo
     wanted = gradients(net, plain)
     worst = max(check_gradients(gradients(nets[name], step), wanted, has_bf16=has_bf16) for name, step in steps.items())
     variants = {"plain": plain, **steps, "matrix products alone": matmul_step(config, batch_size, has_bf16=has_bf16)}
-    return compare(variants, num_rounds=3 if is_quick else 15, budget_s=8 if is_quick else 60), worst
+    return compare(variants, num_rounds=2 if is_quick else 15, budget_s=60), worst
 
 
 def run(*, is_quick: bool) -> dict[str, Any]:
