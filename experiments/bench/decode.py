@@ -36,7 +36,7 @@ def cost_s(call: Callable[[], np.ndarray]) -> tuple[float, np.ndarray]:
 
 def compare(path: Path, num_windows: int) -> list[dict]:
     """Read the same random windows by both; one row for each kind of window."""
-    from torchcodec.decoders import VideoDecoder  # pyright: ignore[reportPrivateImportUsage]
+    from torchcodec.decoders import VideoDecoder  # pyright: ignore[reportPrivateImportUsage, reportMissingImports]
 
     reader, rows = open_video(path), []
     bare = VideoDecoder(str(path), dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="exact")
@@ -69,7 +69,7 @@ def compare(path: Path, num_windows: int) -> list[dict]:
 
 def compare_index(path: Path) -> str:
     """Say what indexing a long file costs beside torchcodec's exact opening."""
-    from torchcodec.decoders import VideoDecoder  # pyright: ignore[reportPrivateImportUsage]
+    from torchcodec.decoders import VideoDecoder  # pyright: ignore[reportPrivateImportUsage, reportMissingImports]
 
     def least_s(call: Callable[[], object], times: int) -> float:
         costs = []

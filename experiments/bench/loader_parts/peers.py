@@ -28,7 +28,7 @@ CACHED_DECODERS = 100  # LeRobot's LRU
 SHARD_SHARE = 0.1  # of a shard's steps that DreamZero shows
 
 try:
-    from torchcodec.decoders import VideoDecoder  # pyright: ignore[reportPrivateImportUsage]
+    from torchcodec.decoders import VideoDecoder  # pyright: ignore[reportPrivateImportUsage, reportMissingImports]
 
     NO_TORCHCODEC = ""
 except (ImportError, OSError, RuntimeError) as error:  # a wheel that does not fit its torch raises the latter two
