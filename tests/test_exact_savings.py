@@ -179,7 +179,7 @@ def test_guided_cached_sampling_equals_the_plain_procedure(variant: str) -> None
     for span in spans:
         for stream in streams:
             plain_pass(net, stream, batch.latents[:, span], condition(span), 0.0)
-        history = net.observe(history, torch.cat([batch.latents[:, span]] * 2), twice(condition(span)))
+        history = net.observe(history, batch.latents[:, span], condition(span))
     noise = (torch.randn(2, 2, 4, 4, 6), torch.randn(2, 4, 7))
     state, last = batch.state[:, 2:], condition(slice(5, 7))
     wanted = plain_sample(net, streams, state, noise, condition=last, guidance_scale=3.0)

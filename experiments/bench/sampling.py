@@ -102,10 +102,10 @@ def run(*, is_quick: bool) -> dict[str, Any]:
     def cached_by(net: WorldActionModel) -> Callable[[], tuple[Tensor, Tensor]]:
         history = net.start(torch.cat(texts), torch.cat([image, image]))
         for span in spans:
-            history = net.observe(history, torch.cat([frames[:, span]] * 2))
+            history = net.observe(history, frames[:, span])
 
         def cached() -> tuple[Tensor, Tensor]:
-            seen = net.observe(history, torch.cat([newest, newest]))
+            seen = net.observe(history, newest)
             return sample_block(net, seen, state, noise, SAMPLER)
 
         return cached

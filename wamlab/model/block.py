@@ -183,11 +183,13 @@ class Block(nn.Module):
         runs: Runs,
         *,
         is_last: bool = False,
+        num_streams: int = 1,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Run the cached form: the last ``num_states`` tokens see themselves, all others the past and every token.
 
         Returns the tokens and their own rotated keys and values. ``is_last`` says that nobody reads the tokens: then
-        only keys and values are computed.
+        only keys and values are computed. Tokens that read ``num_streams`` contexts, one after another in ``cross``,
+        are the same until they read them: they come once and return once for each.
         """
         parts = self._parts(slots)
         live = slice(0, 0) if is_last else EVERY
@@ -201,13 +203,24 @@ class Block(nn.Module):
         num_seeing = tokens.shape[1] - num_states
         seen = attend(query[:, :, :num_seeing], keys, values)
         seen = torch.cat([seen, value[:, :, num_seeing:]], dim=2) if num_states else seen
-        return self._finish(tokens, seen, cross, parts, runs), (key, value)
+        return self._finish(tokens, seen, cross, parts, runs, num_streams), (key, value)
 
     def _parts(self, slots: Tensor) -> tuple[Tensor, ...]:
         return (self.modulation[:, None] + slots).unbind(2)
 
-    def _finish(self, tokens: Tensor, seen: Tensor, cross: CrossKeys, parts: tuple[Tensor, ...], runs: Runs) -> Tensor:
+    def _finish(
+        self,
+        tokens: Tensor,
+        seen: Tensor,
+        cross: CrossKeys,
+        parts: tuple[Tensor, ...],
+        runs: Runs,
+        num_streams: int = 1,
+    ) -> Tensor:
         tokens = tokens + gated(self.self_attn.o(seen.transpose(1, 2).flatten(2)), parts[2], runs)
+        if num_streams > 1:
+            tokens = tokens.repeat(num_streams, 1, 1)
+            parts = tuple(part.repeat(num_streams, 1, 1) for part in parts)
         tokens = tokens + self.cross_attn(self.norm3(tokens), cross)
         hidden = modulated(self._norm(tokens), parts[3], parts[4], runs)
         return tokens + gated(self.ffn(hidden), parts[5], runs)

@@ -22,6 +22,13 @@ class History:
     past: tuple[tuple[Tensor, Tensor], ...] | None = None  # a layer each: (b, heads, tokens, head_dim) twice
     num_frames: int = 0
 
+    def num_streams(self, num_sessions: int) -> int:
+        """Return how many streams, e.g. with and without the instruction, the history has of so many sessions."""
+        num_held = len(self.cross[0].text_key)
+        if num_held % num_sessions:
+            raise ValueError(f"a history of {num_held} streams is none of {num_sessions} sessions")
+        return num_held // num_sessions
+
     @property
     def num_bytes(self) -> int:
         """Return the memory of the cached frames."""

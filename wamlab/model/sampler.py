@@ -210,9 +210,6 @@ def sample_block(
     video_solver, action_solver = (choose_solver(config.solver)(levels) for levels in (video_levels, action_levels))
     skips = StepSkips(config)
     latents, actions = noise
-    if is_guided:
-        state = torch.cat([state, state])
-        condition = None if condition is None else torch.cat([condition, condition])
     velocity = None
     for index in range(config.num_steps):
         if velocity is None or skips.is_evaluated(index):
@@ -220,8 +217,7 @@ def sample_block(
                 torch.full((len(state),), _time(levels[index], config), dtype=torch.float64, device=state.device)
                 for levels in (video_levels, action_levels)
             )
-            seen = (torch.cat([x, x]) if is_guided else x for x in (latents, actions))
-            velocity = net.denoise(history, *seen, state, video_level, action_level, condition)  # pyright: ignore[reportCallIssue]
+            velocity = net.denoise(history, latents, actions, state, video_level, action_level, condition)  # pyright: ignore[reportCallIssue]
             if is_guided:
                 wanted, unwanted = velocity.video.chunk(2)
                 velocity = Velocity(

@@ -205,7 +205,10 @@ class WorldActionModel(nn.Module):
     def observe(
         self, history: History, latents: Float[Tensor, "b t c h w"], condition: Tensor | None = None
     ) -> History:
-        """Append clean frames: frame 0 alone first, then one block at a time (spec 1.9, steps 1 and 2)."""
+        """Append clean frames: frame 0 alone first, then one block at a time (spec 1.9, steps 1 and 2).
+
+        Of a history with several streams of a session, one after another, latents may come once for all of them.
+        """
         num_frames = latents.shape[1]
         wanted = self.config.latents_per_block if history.num_frames else 1
         if num_frames != wanted:
@@ -214,14 +217,20 @@ class WorldActionModel(nn.Module):
         _, slots = self._time(torch.zeros(len(latents), 1, dtype=torch.float64, device=latents.device))
         _, rotation = self._rotations(history, latents)
         tokens = video.flatten(1, 2)
+        num_streams = history.num_streams(len(tokens))
         past = []
         for index, block in enumerate(self.layers):
             held = history.past[index] if history.past else None
             runs = ((1, tokens.shape[1]),)
             is_last = index == len(self.layers) - 1
+            own = held if num_streams == 1 or held is None else (held[0][: len(tokens)], held[1][: len(tokens)])
             tokens, new = block.step(
-                tokens, slots, rotation[: tokens.shape[1]], history.cross[index], held, 0, runs, is_last=is_last
-            )
+                tokens, slots, rotation[: tokens.shape[1]], history.cross[index], own, 0, runs,
+                is_last=is_last, num_streams=num_streams,
+            )  # fmt: skip
+            if num_streams > 1:  # from here on they differ
+                new = (new[0].repeat(num_streams, 1, 1, 1), new[1].repeat(num_streams, 1, 1, 1))
+                slots, num_streams = slots.repeat(num_streams, 1, 1, 1), 1
             past.append(new if held is None else tuple(torch.cat(pair, dim=2) for pair in zip(held, new, strict=True)))
         return History(history.cross, tuple(past), history.num_frames + num_frames)
 
@@ -235,7 +244,11 @@ class WorldActionModel(nn.Module):
         action_noise_level: Float[Tensor, " b"],
         condition: Tensor | None = None,
     ) -> Velocity:
-        """Predict the velocity of the next block's latents and actions; the history stays as it is."""
+        """Predict the velocity of the next block's latents and actions; the history stays as it is.
+
+        Of a history with several streams of a session, one after another, everything comes once for all of them; the
+        velocity has a part for each.
+        """
         if not history.num_frames:
             raise InputError("a session must observe its first frame before it can denoise a block")
         video = self._video_tokens(latents, condition)
@@ -248,8 +261,17 @@ class WorldActionModel(nn.Module):
         time, slots = self._time(levels)
         runs: Runs = ((1, num_frames * frame_tokens), (1, num_actions), (1, state.shape[1]))
         rotation, _ = self._rotations(history, latents)
+        num_streams = history.num_streams(len(tokens))
         for block, cross, past in zip(self.layers, history.cross, history.past or (), strict=True):
-            tokens, _ = block.step(tokens, slots, rotation, cross, past, state.shape[1], runs)
+            own = past if num_streams == 1 else (past[0][: len(tokens)], past[1][: len(tokens)])
+            tokens, _ = block.step(tokens, slots, rotation, cross, own, state.shape[1], runs, num_streams=num_streams)
+            if num_streams > 1:  # from here on they differ
+                slots, time = slots.repeat(num_streams, 1, 1, 1), time.repeat(num_streams, 1, 1)
+                latents, video_noise_level = (
+                    latents.repeat(num_streams, 1, 1, 1, 1),
+                    video_noise_level.repeat(num_streams),
+                )
+                num_streams = 1
         noisy = tokens[:, : num_frames * frame_tokens].unflatten(1, (num_frames, frame_tokens))
         height, width = (length // PATCH_PX for length in latents.shape[-2:])
         video_velocity = unpatch(self.head(noisy, time[:, :1].expand(-1, num_frames, -1)), height, width, PATCH_PX)

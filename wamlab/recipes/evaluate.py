@@ -13,7 +13,7 @@ from torch import Tensor
 from wamlab.flow import flow_loss, with_noise, with_noise_at
 from wamlab.model.sampler import draw_block_noise, sample_block
 from wamlab.recipes.build import Workbench
-from wamlab.recipes.session import observe_latents, start_history
+from wamlab.recipes.session import start_history
 from wamlab.score.action import ActionErrors, measure_action_errors
 from wamlab.score.video import measure_frame_errors, psnr_db
 from wamlab.train import autocast, step_generator
@@ -114,7 +114,7 @@ def predict_window(bench: Workbench, batch: Batch, seed: int) -> tuple[Tensor, T
     size = recipe.model.latents_per_block
     generator = step_generator(NOISE_SEED, seed, bench.device)
     history = start_history(bench, batch.text, batch.image)
-    history = observe_latents(bench, history, batch.latents[:, :1], _frames(batch.condition, slice(0, 1)))
+    history = bench.net.observe(history, batch.latents[:, :1], _frames(batch.condition, slice(0, 1)))
     latents, actions = [batch.latents[:, :1]], []
     for block in range(batch.state.shape[1]):
         span = slice(1 + block * size, 1 + (block + 1) * size)
@@ -136,7 +136,7 @@ def predict_window(bench: Workbench, batch: Batch, seed: int) -> tuple[Tensor, T
         )
         latents.append(block_latents)
         actions.append(block_actions)
-        history = observe_latents(bench, history, batch.latents[:, span], condition)
+        history = bench.net.observe(history, batch.latents[:, span], condition)
     return torch.cat(latents, dim=1), torch.cat(actions, dim=1)
 
 

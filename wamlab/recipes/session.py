@@ -37,21 +37,13 @@ def start_history(bench: Workbench, text: Float[Tensor, "b n d"], image: Tensor 
     return bench.net.start(both, None if image is None else torch.cat([image, image]))
 
 
-def observe_latents(bench: Workbench, history: History, latents: Tensor, condition: Tensor | None) -> History:
-    """Append real frames to the history of every session, in both halves with guidance."""
-    if bench.recipe.sampler.guidance_scale != 1:
-        latents = torch.cat([latents, latents])
-        condition = None if condition is None else torch.cat([condition, condition])
-    return bench.net.observe(history, latents, condition)
-
-
 @torch.no_grad()
 def begin(bench: Workbench, frames: UInt8[Tensor, "b h w 3"], instructions: Sequence[str]) -> Session:
     """Begin sessions with the canvas each one sees first."""
     latents, condition = bench.encoder.encode_first(frames, 1)
     with autocast(bench.device, has_bf16=bench.recipe.train.has_bf16):
         history = start_history(bench, bench.encoder.encode_text(instructions), bench.encoder.encode_image(frames))
-        history = observe_latents(bench, history, latents, condition)
+        history = bench.net.observe(history, latents, condition)
     return Session(history, tuple(instructions), frames, frames)
 
 
@@ -73,7 +65,7 @@ def observe(bench: Workbench, session: Session, frames: UInt8[Tensor, "b t h w 3
         return begin(bench, newest, session.instructions)
     latents, condition = bench.encoder.encode_block(session.first, session.newest, frames)
     with autocast(bench.device, has_bf16=bench.recipe.train.has_bf16):
-        history = observe_latents(bench, session.history, latents, condition)
+        history = bench.net.observe(session.history, latents, condition)
     if is_full:
         history = history.slid(window.latents_per_block)
     return replace(session, history=history, newest=newest)
