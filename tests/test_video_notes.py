@@ -141,6 +141,7 @@ def test_opening_and_closing_leaks_neither_memory_nor_files(tmp_path: Path) -> N
         readers = Readers(max_bytes=1)  # one reader at a time
         for n in range(num):
             readers.read(paths[n % 3], np.array([n % 60]))
+        readers.close()
 
     open_many(50)
     memory, files = memory_bytes(), len(list(Path("/proc/self/fd").iterdir()))

@@ -11,6 +11,7 @@ from torch import nn
 from wamlab.errors import InputError
 
 Net = TypeVar("Net", bound=nn.Module)
+NUM_FORMS = 64  # of a block that may be compiled: first, middle, last; training, observing, sampling; each history
 
 
 def has_cpp_compiler() -> bool:
@@ -26,6 +27,7 @@ def compiled(net: Net) -> Net:
     device = next(net.parameters()).device
     if device.type == "cpu" and not has_cpp_compiler():
         raise InputError("compiling for a CPU needs a C++ compiler: install g++, or train eagerly")
+    torch._dynamo.config.recompile_limit = max(NUM_FORMS, torch._dynamo.config.recompile_limit)
     for block in net.get_submodule("blocks").children():
         block.compile(fullgraph=True, dynamic=False)
         step: Any = block.step
