@@ -112,3 +112,18 @@ class VideoHead(nn.Module):
         shift, scale = (self.modulation[:, None] + time[:, :, None]).unbind(2)
         hidden = F.layer_norm(tokens, tokens.shape[-1:], eps=self.eps)
         return self.head(hidden * (1 + scale[:, :, None]) + shift[:, :, None])
+
+
+def preconditioned(found: Tensor, noised: Tensor, level: Tensor, spread: float) -> Tensor:
+    """Add to what a network found the best guess of the velocity that needs no network.
+
+    For latents of mean 0 and this spread, that guess is a multiple of the noised latents, and what it misses has a
+    known size (the preconditioning of EDM, arXiv 2206.00364 section 5, in terms of flow velocities). A narrow
+    network then need not carry the noise of a whole patch through its width, 4 x channels numbers a token.
+    """
+    height, width = found.shape[-2:]
+    level = level[..., None, None, None].to(found.dtype)
+    clean = (1 - level) * spread
+    power = level.square() + clean.square()
+    skip = (level - clean * spread) / power
+    return skip * noised[..., :height, :width] + spread * power.rsqrt() * found

@@ -26,6 +26,7 @@ from wamlab.model.tokens import (
     ImageEmbedding,
     VideoHead,
     patches,
+    preconditioned,
     time_sinusoid,
     unpatch,
 )
@@ -280,21 +281,8 @@ class WorldActionModel(nn.Module):
         return Velocity(video=video_velocity.float(), actions=self.action_decoder(found).float())
 
     def _preconditioned(self, found: Tensor, noised: Tensor, level: Tensor) -> Tensor:
-        """Add to what the network found the best guess of the velocity that needs no network.
-
-        For latents of mean 0 and this spread, that guess is a multiple of the noised latents, and what it misses has a
-        known size (the preconditioning of EDM, arXiv 2206.00364 section 5, in terms of flow velocities). A narrow
-        network then need not carry the noise of a whole patch through its width, 4 x channels numbers a token.
-        """
         spread = self.config.video_spread
-        if not spread:
-            return found
-        height, width = found.shape[-2:]
-        level = level[..., None, None, None].to(found.dtype)
-        clean = (1 - level) * spread
-        power = level.square() + clean.square()
-        skip = (level - clean * spread) / power
-        return skip * noised[..., :height, :width] + spread * power.rsqrt() * found
+        return preconditioned(found, noised, level, spread) if spread else found
 
     def _video_tokens(self, latents: Tensor, condition: Tensor | None) -> Tensor:
         if (condition is not None) != self.config.has_condition:
