@@ -102,10 +102,11 @@ def test_threads_share_a_store_under_a_cache_while_it_fills(dataset, tmp_path):
 def test_an_episode_decoded_as_a_whole_is_written_by_who_did(dataset, tmp_path):
     store = FrameStore(dataset, tmp_path, 10**8)
     FrameCache(store, 10**8).frames(0, TOP, np.array([1]))
-    report = store.report()  # the filling thread, asked for the frame's size before, may have written it as well
+    assert store.wait(20)  # the filling thread, asked for the frame's size before, may write it as well
+    report = store.report()
     assert report.written >= 1 == report.num_files
     np.testing.assert_array_equal(store.frames(0, TOP, np.arange(12)), dataset.frames(0, TOP, np.arange(12)))
-    assert store.report().hits == 1
+    assert store.report().hits > report.hits
 
 
 def test_jpeg_frames_are_the_same_stored_or_not_and_close_to_the_decoders(dataset, tmp_path):
