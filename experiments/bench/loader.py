@@ -38,7 +38,7 @@ from wamlab.errors import InputError
 from wamlab.lab.table import Table
 from wamlab.types import Clip
 
-POOL = 16
+POOL = 8
 GOLDEN = 0.618034  # multiples of it fill 0..1 evenly from the first on
 SEED = 0
 HEADROOMS = (1.3, 1.1)  # step time over what the loader needs for a batch on its own

@@ -50,12 +50,10 @@ class ApartLoader(Iterator[list[Clip]]):
         self._helper = context.Process(target=_serve, args=(theirs, reader, options), name="clips", daemon=True)
         self._helper.start()
         theirs.close()
-        self._state = state  # says where the stream stands, reads nothing
+        self._state = state  # says where the stream stands and how it was waited for, reads nothing
         self._maps: dict[str, mmap.mmap] = {}
         self._free: list[str] = []  # blocks nobody looks at any more
         self._report: LoaderReport | None = None
-        self._wait_s = self._step_s = self._last_s = 0.0
-        self._num_batches = 0
         self._finalizer = weakref.finalize(self, _end, self._helper, self._connection)
 
     def __next__(self) -> list[Clip]:
@@ -76,13 +74,7 @@ class ApartLoader(Iterator[list[Clip]]):
         self._send(TAKEN)
         name, size, clips, places, self._report = content
         frames = self._block(name, size)
-        end_s = time.perf_counter()
-        if self._num_batches:
-            self._wait_s += end_s - start_s
-            self._step_s += start_s - self._last_s
-        self._last_s = end_s
-        self._num_batches += 1
-        self._state._batch += 1
+        self._state.waits.took(start_s)
         return [
             replace(clip, frames=frames[start : start + int(np.prod(shape))].reshape(shape))
             for clip, (start, shape) in zip(clips, places, strict=True)
@@ -99,7 +91,8 @@ class ApartLoader(Iterator[list[Clip]]):
     def report(self) -> LoaderReport:
         """Return what the helper's stages did and how long this process waited for them."""
         found = self._report or self._state.report()
-        return replace(found, num_batches=self._num_batches, wait_s=self._wait_s, step_s=self._step_s)
+        waits = self._state.waits
+        return replace(found, num_batches=waits.num_batches, wait_s=waits.wait_s, step_s=waits.step_s)
 
     def close(self) -> None:
         """End the helper; the stream is over. Frames that are still looked at stay."""

@@ -14,7 +14,8 @@ from jaxtyping import Int, UInt8
 
 from wamlab.data.check import camera_size
 from wamlab.data.decode import WrongBuffer
-from wamlab.data.frame_cache import FrameCache, FrameSource
+from wamlab.data.frame_cache import FrameCache
+from wamlab.data.frame_source import FrameSource
 from wamlab.data.frame_store import FrameStore
 from wamlab.data.lerobot import RobotDataset
 from wamlab.data.normalize import Normalizers, measure_normalizers, read_vectors
@@ -120,9 +121,11 @@ class ClipReader:
     def instructions(self) -> list[str]:
         """Return every instruction that clips can have, once."""
         tasks: dict[str, None] = {}
-        for episode in np.unique(self._episode).tolist():
+        order = np.argsort(self._episode, kind="stable")
+        episodes, starts = np.unique(self._episode[order], return_index=True)
+        for episode, rows in zip(episodes.tolist(), np.split(self._first_row[order], starts[1:]), strict=True):
             labels = self.dataset.labels(episode)
-            tasks |= dict.fromkeys(str(labels[row]) for row in self._first_row[self._episode == episode])
+            tasks |= dict.fromkeys(str(labels[row]) for row in rows)
         return [self.robot.instruct(task) for task in tasks]
 
     def augmentation_seed(self, seed: int) -> int:

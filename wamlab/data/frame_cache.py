@@ -9,23 +9,13 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future as Flight
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int, Int64, UInt8
 
 from wamlab.data.eviction import Key, NextUse, make_eviction
+from wamlab.data.frame_source import FrameSource, has_rows
 from wamlab.errors import InputError
-
-
-@runtime_checkable
-class FrameSource(Protocol):
-    """Frames of episodes by row: a dataset, or a store or cache of its frames. Safe to share by threads."""
-
-    @property
-    def lengths(self) -> Int64[np.ndarray, " episodes"]: ...
-
-    def frames(self, episode: int, camera: str, rows: Int[np.ndarray, " n"], /) -> UInt8[np.ndarray, "n h w 3"]: ...
 
 
 @dataclass(frozen=True)
@@ -98,14 +88,10 @@ class FrameCache:
         ``position`` is where the stream of samples stands; None: where it was last.
         """
         rows = np.asarray(rows, np.int64)
-        if not self._max_bytes or not rows.size or not self._has(episode, rows):
+        if not self._max_bytes or not has_rows(self._source, episode, rows):
             return self._source.frames(episode, camera, rows)
         kept = self._whole(episode, camera, rows, position)
         return self._source.frames(episode, camera, rows) if kept is None else kept[rows]
-
-    def _has(self, episode: int, rows: np.ndarray) -> bool:
-        lengths = self._source.lengths
-        return bool(0 <= episode < len(lengths) and rows.min() >= 0 and rows.max() < lengths[episode])
 
     def _whole(self, episode: int, camera: str, rows: np.ndarray, position: int | None) -> np.ndarray | None:
         """Return all frames of an episode that is kept, or is let in now; None for one that stays out."""

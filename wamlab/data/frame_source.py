@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int, UInt8
+from jaxtyping import Int, Int64, UInt8
 
 
 @runtime_checkable
@@ -14,7 +13,7 @@ class FrameSource(Protocol):
     """Frames of episodes by row. ``frames`` is called by several threads at once."""
 
     @property
-    def lengths(self) -> Sequence[int] | np.ndarray: ...  # rows of each episode
+    def lengths(self) -> Int64[np.ndarray, " episodes"]: ...  # rows of each
 
     def frames(
         self, episode: int, camera: str, rows: Int[np.ndarray, " n"], /

@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Int, Int64, UInt8
 
 from wamlab.data.frame_filling import Filler, Item, Room
+from wamlab.data.frame_source import has_rows
 from wamlab.data.lerobot import RobotDataset
 from wamlab.data.store_kind import choose_kind
 from wamlab.data.stored_frames import Damaged, Kind, StoredFrames, is_being_written, pack, unpack, write_frames
@@ -137,7 +138,7 @@ class FrameStore:
         ``position`` is for caches that look ahead.
         """
         rows = np.asarray(rows, np.int64)
-        if self.kind == "none" or not self._has(episode, camera, rows):
+        if self.kind == "none" or camera not in self.dataset.cameras or not has_rows(self.dataset, episode, rows):
             return _in(out, self.dataset.frames(episode, camera, rows))
         item = (int(episode), camera)
         if (stored := self._stored(item)) is not None:
@@ -163,10 +164,6 @@ class FrameStore:
     def _count(self, *, is_hit: bool) -> None:
         with self._lock:
             self._hits, self._misses = self._hits + is_hit, self._misses + (not is_hit)
-
-    def _has(self, episode: int, camera: str, rows: np.ndarray) -> bool:
-        is_inside = 0 <= episode < len(self.lengths) and camera in self.dataset.cameras and rows.size > 0
-        return bool(is_inside and rows.min() >= 0 and rows.max() < self.lengths[episode])
 
     def _stored(self, item: Item) -> StoredFrames | None:
         try:

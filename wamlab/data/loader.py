@@ -116,6 +116,28 @@ def load_clips(
     return ClipLoader(reading, batch_size, start_batch, num_threads, prefetch_batches, rank, world_size)
 
 
+@dataclass
+class Waits:
+    """How many batches a consumer took, and how it spent its time: waiting for them, or else."""
+
+    num_batches: int = 0
+    wait_s: float = 0.0
+    step_s: float = 0.0
+    _last_s: float = 0.0
+
+    def took(self, asked_s: float) -> bool:
+        """Note a batch that was asked for then and came now; say whether it kept its consumer waiting too long."""
+        now_s, is_late = time.perf_counter(), False
+        if self.num_batches:  # the first batch has had no time
+            waited_s, step_s = now_s - asked_s, asked_s - self._last_s
+            self.wait_s += waited_s
+            self.step_s += step_s
+            is_late = waited_s > PATIENCE * step_s
+        self._last_s = now_s
+        self.num_batches += 1
+        return is_late
+
+
 class ClipLoader(Iterator[list[Clip]]):
     """The stages of a stream of clips: source, decode, clip, batch. ``load_clips`` makes it.
 
@@ -132,7 +154,7 @@ class ClipLoader(Iterator[list[Clip]]):
         rank: int,
         world_size: int,
     ):
-        self._reading, self._batch, self._is_growing = reading, start_batch, num_threads is None
+        self._reading, self._start_batch, self._is_growing = reading, start_batch, num_threads is None
         self._limit = (batch_size, world_size)
         threads = 1 if num_threads is None else num_threads
         is_ahead = threads > 0
@@ -148,8 +170,7 @@ class ClipLoader(Iterator[list[Clip]]):
         clip = Stage("clip", self._decode, reading.clip, num_threads=is_ahead, depth=2)
         batch = Stage("batch", _chunks(clip, batch_size), list, num_threads=is_ahead, depth=prefetch_batches)
         self._stages: list[Stage] = [self._decode, clip, batch]
-        self._wait_s = self._step_s = 0.0
-        self._num_batches, self._last_s = 0, 0.0
+        self.waits = Waits()
         self._finalizer = weakref.finalize(self, close, self._stages)
 
     def __next__(self) -> list[Clip]:
@@ -159,23 +180,15 @@ class ClipLoader(Iterator[list[Clip]]):
         except BaseException:
             self.close()
             raise
-        end_s = time.perf_counter()
-        if self._num_batches:  # the first batch has had no time
-            waited_s, step_s = end_s - start_s, start_s - self._last_s
-            self._wait_s += waited_s
-            self._step_s += step_s
-            if waited_s > PATIENCE * step_s:
-                self._read_further_ahead()
-        self._last_s = end_s
-        self._num_batches += 1
-        self._batch += 1
+        if self.waits.took(start_s):
+            self._read_further_ahead()
         return clips
 
     def state_dict(self) -> dict[str, Any]:
         """Return what ``load_clips(start_batch=...)`` needs to go on after the last batch that was taken."""
         order, (batch_size, world_size) = self._reading.order, self._limit
         return {
-            "next_batch": self._batch,
+            "next_batch": self._start_batch + self.waits.num_batches,
             "seed": order.seed,
             "pool": order.pool,
             "num_samples": order.num_samples,
@@ -194,9 +207,9 @@ class ClipLoader(Iterator[list[Clip]]):
         """Return what the stages did so far and how long their consumer waited."""
         return LoaderReport(
             tuple(stage.report() for stage in self._stages),
-            self._num_batches,
-            self._wait_s,
-            self._step_s,
+            self.waits.num_batches,
+            self.waits.wait_s,
+            self.waits.step_s,
             tuple(self._reading.skipped),
             self._reading.buffers.num_bytes,
         )

@@ -121,11 +121,6 @@ def short_name(camera: str) -> str:
     return camera.removeprefix(IMAGES)
 
 
-def full_name(camera: str, cameras: Sequence[str]) -> str | None:
-    """Return the dataset's name of a camera given by its short or full name, or None."""
-    return next((name for name in (camera, IMAGES + camera) if name in cameras), None)
-
-
 @dataclass(frozen=True)
 class ColumnPart:
     """A column of a dataset, or some neighbouring dimensions of it."""

@@ -15,7 +15,7 @@ from wamlab.codec.features import FeatureStore, StoredEncoder
 from wamlab.codec.pretrained import make_image_encoder, make_text_encoder, make_video_codec
 from wamlab.data.apart import ApartLoader, load_clips_apart
 from wamlab.data.clips import ClipReader, split_episodes
-from wamlab.data.frame_cache import FrameSource
+from wamlab.data.frame_source import FrameSource
 from wamlab.data.frame_store import FrameStore
 from wamlab.data.lerobot import RobotDataset, open_dataset
 from wamlab.data.loader import ClipLoader, load_clips
