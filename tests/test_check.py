@@ -1,7 +1,6 @@
 """Every kind of damage is found, placed and given a repair; sound datasets are called sound."""
 
 import io
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from barcode import barcode_frames
 from PIL import Image
+from recordings import edit_json, numbered_episode
 
 from wamlab.cli import main
 from wamlab.data.check import check_dataset
@@ -21,28 +21,15 @@ from wamlab.data.check_rows import Fault
 from wamlab.data.describe import describe_dataset
 from wamlab.data.lerobot import open_dataset
 from wamlab.data.write import write_dataset
-from wamlab.types import Episode
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 LENGTHS = (12, 9, 15)
 
 
-def episode(first: int, length: int) -> Episode:
-    rng = np.random.default_rng(first)
-    numbers = np.arange(first, first + length)
-    return Episode(
-        frames={"top": barcode_frames(numbers), "wrist": barcode_frames(numbers + 2000)},
-        state=rng.normal(size=(length, 4)).astype(np.float32),
-        action=rng.normal(size=(length, 2)).astype(np.float32),
-        instruction=f"task of {first}",
-        fps=10.0,
-    )
-
-
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("sources")
-    episodes = [episode(100 * n, length) for n, length in enumerate(LENGTHS)]
+    episodes = [numbered_episode(100 * n, length) for n, length in enumerate(LENGTHS)]
     return {version: write_dataset(episodes, folder / version, version=version) for version in ("v2.1", "v3.0")}
 
 
@@ -74,12 +61,6 @@ def assert_only(faults: list[Fault], number: int | None, place: str, wrong: str,
     assert (fault.episode, fault.place, fault.is_broken) == (number, place, is_broken), fault
     assert re.search(wrong, fault.wrong), fault.wrong
     assert fault.repair
-
-
-def edit_json(path: Path, change: Callable[[Any], object]) -> None:
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
 
 
 def edit_rows(path: Path, change: Callable[[list[dict[str, Any]]], object]) -> None:

@@ -3,10 +3,9 @@
 import io
 import json
 import shutil
-from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import av
 import numpy as np
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from barcode import barcode_frames, read_barcodes
 from PIL import Image
+from recordings import edit_json, numbered_episode
 
 from wamlab.data.convert import convert_dataset
 from wamlab.data.lerobot import RobotDataset, open_dataset
@@ -28,16 +28,8 @@ OTHER = {"v2.0": "v3.0", "v2.1": "v3.0", "v3.0": "v2.1"}
 
 
 def episode(first: int, length: int) -> Episode:
-    rng = np.random.default_rng(first)
-    numbers = np.arange(first, first + length)
-    return Episode(
-        frames={"top": barcode_frames(numbers), "wrist": barcode_frames(numbers + 2000)},
-        state=rng.normal(size=(length, 4)).astype(np.float32),
-        action=rng.normal(size=(length, 2)).astype(np.float32),
-        instruction=f"task of {first}",
-        fps=10.0,
-        signals={"next.reward": rng.normal(size=length).astype(np.float32)},
-    )
+    reward = np.random.default_rng(first + 1).normal(size=length).astype(np.float32)
+    return replace(numbered_episode(first, length), signals={"next.reward": reward})
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +47,6 @@ def root_v2(sources: dict[str, Path], tmp_path: Path) -> Path:
 @pytest.fixture
 def root_v3(sources: dict[str, Path], tmp_path: Path) -> Path:
     return shutil.copytree(sources["v3.0"], tmp_path / "v3")
-
-
-def edit_json(path: Path, change: Callable[[Any], object]) -> None:
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
 
 
 def encode(path: Path, numbers: np.ndarray, options: dict[str, str]) -> None:

@@ -15,32 +15,20 @@ import pyarrow.parquet as pq
 import pytest
 from barcode import barcode_frames, read_barcodes
 from PIL import Image
+from recordings import edit_json, numbered_episode
 
 from wamlab.data.lerobot import RobotDataset, open_dataset
 from wamlab.data.write import write_dataset
 from wamlab.errors import InputError
-from wamlab.types import Episode
 
 TOP = "observation.images.top"
 VERSIONS = ["v2.1", "v3.0"]
 
 
-def episode(first: int, length: int) -> Episode:
-    numbers = np.arange(first, first + length)
-    rng = np.random.default_rng(first)
-    return Episode(
-        frames={"top": barcode_frames(numbers), "wrist": barcode_frames(numbers + 2000)},
-        state=rng.normal(size=(length, 4)).astype(np.float32),
-        action=rng.normal(size=(length, 2)).astype(np.float32),
-        instruction=f"task of {first}",
-        fps=10.0,
-    )
-
-
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("sources")
-    episodes = [episode(0, 20), episode(100, 30), episode(200, 25)]
+    episodes = [numbered_episode(0, 20), numbered_episode(100, 30), numbered_episode(200, 25)]
     return {version: write_dataset(episodes, folder / version, version=version) for version in VERSIONS}
 
 
@@ -58,12 +46,6 @@ def root_v2(sources: dict[str, Path], tmp_path: Path) -> Path:
 @pytest.fixture
 def root_v3(sources: dict[str, Path], tmp_path: Path) -> Path:
     return shutil.copytree(sources["v3.0"], tmp_path / "set")
-
-
-def edit_json(path: Path, change: Callable[[Any], object]) -> None:
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
 
 
 def edit_table(path: Path, change: Callable[[list[dict[str, Any]]], object]) -> None:
@@ -186,7 +168,7 @@ def test_variable_lists_and_language_columns_are_read(root_v2: Path) -> None:
         table = table.append_column("annotation.number", pa.array([2] * len(table)))
         pq.write_table(table, path)
     dataset = open_dataset(root_v2)
-    assert np.array_equal(dataset.rows(0, "action"), episode(0, 20).action)
+    assert np.array_equal(dataset.rows(0, "action"), numbered_episode(0, 20).action)
     assert dataset.instructions(0, "annotation.text") == ["pour"] * 20
     assert dataset.instructions(0, "annotation.number") == ["task of 200"] * 20
     assert dataset.instructions(1) == ["task of 100"] * 30
@@ -419,7 +401,7 @@ def test_columns_with_gaps_or_ragged_lists_are_named(root_v2: Path) -> None:
 
 
 def test_a_video_shorter_than_its_rows_is_named(root_v2: Path, tmp_path: Path) -> None:
-    short = write_dataset([episode(0, 17)], tmp_path / "short", version="v2.1")
+    short = write_dataset([numbered_episode(0, 17)], tmp_path / "short", version="v2.1")
     name = f"videos/chunk-000/{TOP}/episode_000000.mp4"
     shutil.copyfile(short / name, root_v2 / name)
     dataset = open_dataset(root_v2)
