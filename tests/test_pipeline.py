@@ -225,7 +225,9 @@ def test_a_forgotten_stream_leaves_no_thread(reader):
     assert threading.active_count() == before
 
 
-def test_a_consumer_that_waits_gets_more_threads_and_depth():
+def test_a_consumer_that_waits_gets_more_threads(monkeypatch):
+    monkeypatch.setattr("wamlab.data.loader.num_cores", lambda: 3)
+
     def slow(index: int) -> None:
         time.sleep(0.01)
 
@@ -233,10 +235,25 @@ def test_a_consumer_that_waits_gets_more_threads_and_depth():
     list(islice(stream, 10))
     report = stream.report()
     stream.close()
-    assert report.stages[0].num_threads >= 1
-    assert report.stages[-1].depth > 2
+    assert report.stages[0].num_threads == 3
+    assert report.stages[-1].depth == 2  # a stream that is slower than its consumer gains nothing by reading ahead
     assert report.bottleneck == "decode"
     assert report.wait_fraction > 0.5
+
+
+@pytest.mark.parametrize(("room", "depths"), [(2**30, range(5, 9)), (4 * 9, [3])])
+def test_a_stream_reads_further_ahead_by_the_steps_it_was_late_and_no_more_than_its_room(room, depths, monkeypatch):
+    monkeypatch.setattr("wamlab.data.loader.MAX_AHEAD_BYTES", room)
+
+    def stumble(index: int) -> None:
+        time.sleep(0.4 * (index == 50))
+
+    stream = load_clips(Numbered(400, stumble), batch_size=4, seed=0, is_shuffled=False, prefetch_batches=1)
+    for _ in islice(stream, 14):  # clips of 3 bytes
+        time.sleep(0.03)
+    depth = stream.report().stages[-1].depth
+    stream.close()
+    assert depth in depths
 
 
 def test_memory_of_batches_is_used_again_once_nobody_sees_it(reader):
@@ -272,6 +289,30 @@ def test_a_mixture_of_readers_shares_a_pool(reader):
     assert mix([reader, Numbered(3)], balance=0.0).ends[0] == reader.num_samples
     with pytest.raises(InputError, match="balance is 2"):
         mix([reader], balance=2.0)
+
+
+def test_caches_in_a_mixture_keep_what_the_mixture_needs_soonest(dataset):
+    room = 2 * 30 * 32 * 32 * 3 / 2**30  # one or two of the four episodes
+    plain = ClipReader(dataset, PLAIN, WINDOW, is_training=True)
+    few = ClipReader(dataset, PLAIN, WINDOW, is_training=True, episodes=[1, 3], cache_gib=room)
+    all_of_them = ClipReader(dataset, PLAIN, WINDOW, is_training=True, cache_gib=room)
+    mixed = mix([few, all_of_them, few], [1.0, 2.0, 1.0])
+    options: dict[str, Any] = {"batch_size": 4, "seed": 2, "num_threads": 0}
+    stream = load_clips(mixed, **options)
+    order = stream._reading.order
+    uses: dict[tuple[int, int], list[int]] = {}  # positions at which a source's episode is read
+    for position in range(2 * mixed.num_samples):
+        source, index, _ = mixed._place(order.draw(position).sample)
+        uses.setdefault((id(source), int(source.sample_episodes[index])), []).append(position)
+    for (owner, episode), positions in uses.items():
+        told = (few if owner == id(few) else all_of_them).cache._eviction._next_use  # pyright: ignore[reportAttributeAccessIssue]
+        for after in (-1, 5, mixed.num_samples - 1):
+            assert told(episode, after) == next(p for p in positions if p > after)
+    for clip in itertools.chain(*take(stream, 40)):
+        (sample, *_) = np.flatnonzero((plain.windows[:, :2] == [clip.episode, clip.first_row]).all(axis=1))
+        assert_same(clip, plain.read(int(sample), clip.augmentation_seed))
+    assert few.cache.report().hits > 0
+    assert all_of_them.cache.report().hits > 0
 
 
 @pytest.mark.parametrize("kind", ["decoded", "stored", "kept", "described wrongly"])

@@ -14,12 +14,12 @@ from jaxtyping import Int, UInt8
 
 from wamlab.data.check import camera_size
 from wamlab.data.decode import WrongBuffer
+from wamlab.data.eviction import NextUse
 from wamlab.data.frame_cache import FrameCache
 from wamlab.data.frame_source import FrameSource
 from wamlab.data.frame_store import FrameStore
 from wamlab.data.lerobot import RobotDataset
 from wamlab.data.normalize import Normalizers, measure_normalizers, read_vectors
-from wamlab.data.order import SampleOrder
 from wamlab.data.robot import RobotConfig, check_robot
 from wamlab.data.views import AUGMENTATION, CENTRE, Augmentation, canvas_of, draw_augmentation
 from wamlab.data.windows import Window, WindowConfig, list_windows, window_at
@@ -230,9 +230,9 @@ class ClipReader:
         """Make room for the frames of other episodes in memory."""
         self.cache = FrameCache(self._source, self._cache_bytes)
 
-    def follow(self, order: SampleOrder) -> None:
+    def follow(self, next_use: NextUse) -> None:
         """Keep in memory what a stream of samples needs soonest."""
-        self.cache.follow(order.next_use)
+        self.cache.follow(next_use)
 
     def frames_fingerprint(self) -> str:
         """Hash all that decides a window's pixels besides its place and augmentation seed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import weakref
@@ -18,7 +19,7 @@ from wamlab.errors import InputError
 from wamlab.types import Clip
 
 T = TypeVar("T")
-MAX_DEPTH = 8  # batches read ahead at most, where a consumer that waits lets the stream read further ahead
+MAX_DEPTH, MAX_AHEAD_BYTES = 8, 2**30  # of batches read ahead, where late ones let the stream read further ahead
 PATIENCE = 0.01  # a consumer that waits for more than this share of its step lets it
 
 
@@ -83,7 +84,8 @@ def load_clips(
     Every epoch shows each sample once and is cut into batches without regard to where it ends. Ranks take turns:
     together they see what one rank with their joint batch size would. With ``pool`` K up to K windows of an episode are
     decoded at once (``SampleOrder``). With ``num_threads`` 0 the consumer reads; None begins with one and adds threads,
-    up to the number of cores, as long as the consumer waits. ``prefetch_batches`` deepens by itself likewise.
+    up to the number of cores, as long as the consumer waits. Where batches come fast enough on the whole but one was
+    late, ``prefetch_batches`` grows by as many of the consumer's steps as it was late, up to a GiB of frames.
 
     A sample that cannot be read raises InputError at its turn, naming file and frame, or is skipped: another one drawn
     from the seed takes its place, and more than ``max_skipped`` raise. ``is_pinned`` puts frames into memory that a
@@ -111,7 +113,7 @@ def load_clips(
         episodes=reader.sample_episodes if isinstance(reader, DecodedSource) else None,
     )
     if hasattr(reader, "follow"):  # a cache of frames can keep what comes soonest
-        reader.follow(order)  # pyright: ignore[reportAttributeAccessIssue]
+        reader.follow(order.next_use)  # pyright: ignore[reportAttributeAccessIssue]
     reading = Reading(reader, order, on_error == "skip", max_skipped, BufferPool(is_pinned=is_pinned))
     return ClipLoader(reading, batch_size, start_batch, num_threads, prefetch_batches, rank, world_size)
 
@@ -125,17 +127,23 @@ class Waits:
     step_s: float = 0.0
     _last_s: float = 0.0
 
-    def took(self, asked_s: float) -> bool:
-        """Note a batch that was asked for then and came now; say whether it kept its consumer waiting too long."""
-        now_s, is_late = time.perf_counter(), False
+    @property
+    def mean_step_s(self) -> float:
+        """Return how long the consumer takes from a batch to its next request."""
+        return self.step_s / max(1, self.num_batches - 1)
+
+    def took(self, asked_s: float) -> int:
+        """Note a batch that was asked for then and came now; return how many of its consumer's steps it was late."""
+        now_s, num_late = time.perf_counter(), 0
         if self.num_batches:  # the first batch has had no time
             waited_s, step_s = now_s - asked_s, asked_s - self._last_s
             self.wait_s += waited_s
             self.step_s += step_s
-            is_late = waited_s > PATIENCE * step_s
+            if waited_s > PATIENCE * step_s:
+                num_late = min(math.ceil(waited_s / max(self.mean_step_s, 1e-9)), MAX_DEPTH)
         self._last_s = now_s
         self.num_batches += 1
-        return is_late
+        return num_late
 
 
 class ClipLoader(Iterator[list[Clip]]):
@@ -155,7 +163,7 @@ class ClipLoader(Iterator[list[Clip]]):
         world_size: int,
     ):
         self._reading, self._start_batch, self._is_growing = reading, start_batch, num_threads is None
-        self._limit = (batch_size, world_size)
+        self._limit, self._prefetch_batches = (batch_size, world_size), prefetch_batches
         threads = 1 if num_threads is None else num_threads
         is_ahead = threads > 0
         firsts = ((batch * world_size + rank) * batch_size for batch in count(start_batch))
@@ -180,8 +188,8 @@ class ClipLoader(Iterator[list[Clip]]):
         except BaseException:
             self.close()
             raise
-        if self.waits.took(start_s):
-            self._read_further_ahead()
+        if num_late := self.waits.took(start_s):
+            self._catch_up(num_late, sum(clip.frames.nbytes for clip in clips))
         return clips
 
     def state_dict(self) -> dict[str, Any]:
@@ -218,12 +226,14 @@ class ClipLoader(Iterator[list[Clip]]):
         """End all threads; the stream is over."""
         self._finalizer()
 
-    def _read_further_ahead(self) -> None:
-        cores = _num_cores()
-        if self._is_growing and self._decode.num_threads < cores:
+    def _catch_up(self, num_late: int, batch_bytes: int) -> None:
+        """Decode in one more thread, or read further ahead where that helps: where batches come fast enough."""
+        last, batch_size = self._stages[-1], self._limit[0]
+        if self._is_growing and self._decode.num_threads < num_cores():
             self._decode.add_thread()
-        elif self._stages[-1].num_threads and self._stages[-1].depth < MAX_DEPTH:
-            self._stages[-1].deepen()
+        elif last.num_threads and batch_size * self._decode.report().item_s < self.waits.mean_step_s:
+            most = min(MAX_DEPTH, max(self._prefetch_batches, MAX_AHEAD_BYTES // max(1, batch_bytes)))
+            last.deepen(min(num_late, most - last.depth))
 
 
 def _chunks(items: Iterator[T], size: int) -> Iterator[list[T]]:
@@ -237,5 +247,6 @@ def _chunks(items: Iterator[T], size: int) -> Iterator[list[T]]:
         yield chunk
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
+from wamlab.data.eviction import NextUse
 from wamlab.data.reading import ClipSource, DecodedSource
 from wamlab.errors import InputError
 from wamlab.types import Clip
@@ -37,6 +38,10 @@ class Mixture:
         repeat, index = divmod(offset, self.sources[place].num_samples)
         return self.sources[place], index, repeat
 
+    @property
+    def _counts(self) -> list[int]:
+        return np.diff(self.ends, prepend=0).tolist()
+
 
 class DecodedMixture(Mixture):
     """A mixture of sources that decode in one step and use the frames in another."""
@@ -44,12 +49,25 @@ class DecodedMixture(Mixture):
     @cached_property
     def sample_episodes(self) -> np.ndarray:
         """Return the episode of every number; those of different sources differ."""
-        parts, offset, start = [], 0, 0
-        for source, end in zip(self.sources, self.ends, strict=True):
-            assert isinstance(source, DecodedSource)
-            parts.append(offset + np.resize(source.sample_episodes, end - start))
-            offset, start = int(parts[-1].max()) + 1, end
-        return np.concatenate(parts)
+        episodes = zip(self._own_episodes, self._offsets, self._counts, strict=True)
+        return np.concatenate([offset + np.resize(own, count) for own, offset, count in episodes])
+
+    @property
+    def _own_episodes(self) -> list[np.ndarray]:
+        return [source.sample_episodes for source in self.sources if isinstance(source, DecodedSource)]
+
+    @cached_property
+    def _offsets(self) -> list[int]:
+        """Return what is added to the episodes of each source."""
+        sizes = [int(own.max()) + 1 for own in self._own_episodes]
+        return [0, *np.cumsum(sizes[:-1]).tolist()]
+
+    def follow(self, next_use: NextUse) -> None:
+        """Tell each source's cache when the stream of the whole mixture comes to an episode of its own again."""
+        for source in self.sources:
+            offsets = [offset for other, offset in zip(self.sources, self._offsets, strict=True) if other is source]
+            if hasattr(source, "follow"):
+                source.follow(partial(_soonest, next_use, offsets))  # pyright: ignore[reportAttributeAccessIssue]
 
     def decode(self, samples: Sequence[int], position: int, new: Callable[..., np.ndarray] | None = None) -> Any:
         """Decode the frames of samples of one episode."""
@@ -60,6 +78,11 @@ class DecodedMixture(Mixture):
         """Make a number's clip of decoded frames."""
         source, index, repeat = self._place(sample_index)
         return source.clip(index, seed + repeat, decoded, new)
+
+
+def _soonest(next_use: NextUse, offsets: Sequence[int], episode: int, after: int) -> int:
+    """Return when an episode comes again of a source that may be in a mixture more than once."""
+    return min(next_use(offset + episode, after) for offset in offsets)
 
 
 def mix(sources: Sequence[ClipSource], weights: Sequence[float] | None = None, *, balance: float = 1.0) -> Mixture:

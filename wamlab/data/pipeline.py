@@ -69,10 +69,10 @@ class Stage(Iterator[U], Generic[T, U]):
         self.depth = max(self.depth, self.num_threads)
         thread.start()
 
-    def deepen(self) -> None:
-        """Let the stage hold one more item."""
+    def deepen(self, num_items: int = 1) -> None:
+        """Let the stage hold more items."""
         with self._changed:
-            self.depth += 1
+            self.depth += max(0, num_items)
             self._changed.notify_all()
 
     def __next__(self) -> U:
