@@ -184,7 +184,7 @@ def test_a_policy_is_loaded_without_the_dataset_and_repeats_itself(run: Run) -> 
     rates = []
     for _ in range(2):
         policy = load_policy(run)
-        assert "dataset" not in vars(policy.bench)
+        assert "parts" not in vars(policy.bench)
         rates.append(play_tabletop(policy, "reach", range(3), num_envs=2))
     assert rates[0].episodes == rates[1].episodes
     assert rates[0].num_episodes == 3

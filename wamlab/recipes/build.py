@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,19 +13,16 @@ from wamlab.codec.clips import ClipEncoder
 from wamlab.codec.features import FeatureStore, StoredEncoder
 from wamlab.codec.pretrained import make_image_encoder, make_text_encoder, make_video_codec
 from wamlab.data.apart import ApartLoader, load_clips_apart
-from wamlab.data.clips import ClipReader, split_episodes
-from wamlab.data.frame_source import FrameSource
-from wamlab.data.frame_store import FrameStore
-from wamlab.data.lerobot import RobotDataset, open_dataset
+from wamlab.data.clips import ClipReader
 from wamlab.data.loader import ClipLoader, load_clips
 from wamlab.data.reading import ClipSource
-from wamlab.data.robot import check_robot
 from wamlab.errors import InputError
 from wamlab.model.lora import freeze, narrowed, with_lora
 from wamlab.model.wam import WorldActionModel
 from wamlab.model.weights import load_pretrained
 from wamlab.recipes.config import Recipe
 from wamlab.recipes.features import StoredClips, check_complete, list_variants
+from wamlab.recipes.parts import Part, mixed, open_parts
 from wamlab.speed.clock import Clock
 from wamlab.train import has_native_bf16, noised_examples, step_generator
 from wamlab.types import Encode, FlowExample
@@ -58,47 +54,26 @@ class Workbench:
         return choose_device(self.recipe.device)
 
     @cached_property
-    def dataset(self) -> RobotDataset:
-        dataset = open_dataset(self.recipe.data.root, backend=self.recipe.data.backend)
-        check_robot(self.recipe.robot, dataset, self.recipe.window, patch_px=self.recipe.patch_px)
-        return dataset
-
-    @cached_property
-    def frames(self) -> FrameSource:
-        """Return what frames are read from: the dataset's videos, or a store of decoded frames before them."""
-        data = self.recipe.data
-        if not data.store_gib:
-            return self.dataset
-        cameras = [self.dataset.camera_named(camera) or camera for camera in self.recipe.robot.cameras]
-        return FrameStore(self.dataset, data.store, int(data.store_gib * 2**30), kind=data.store_kind, cameras=cameras)
+    def parts(self) -> tuple[Part, ...]:
+        """Return the datasets with their readers; one unless the recipe mixes several."""
+        _ = self.device  # a wrong one shows before any data is read
+        return open_parts(self.recipe)
 
     @cached_property
     def readers(self) -> tuple[ClipReader, ClipReader]:
-        """Return readers of the training episodes and of the held-out ones."""
-        recipe, _ = self.recipe, self.device  # a wrong device shows before any data is read
-        train, held_out = split_episodes(self.dataset, recipe.data.held_out_fraction, recipe.train.seed)
-        if not held_out:
-            warnings.warn("no episode is held out: evaluations measure the training episodes", stacklevel=2)
-        training = ClipReader(
-            self.dataset,
-            recipe.robot,
-            recipe.window,
-            episodes=train,
-            is_training=True,
-            source=self.frames,
-            cache_gib=recipe.data.cache_gib,
-            num_variants=recipe.features.num_variants,
-        )
-        evaluation = ClipReader(
-            self.dataset,
-            recipe.robot,
-            recipe.window,
-            episodes=held_out or train,
-            is_training=False,
-            source=self.frames,
-            normalizers=training.normalizers,
-        )
-        return training, evaluation
+        """Return readers of the training episodes and of the held-out ones of a single dataset."""
+        part, *others = self.parts
+        if others:
+            raise InputError(
+                f"features are stored of one dataset and this run mixes {len(self.parts)}: give features.mode online"
+            )
+        return part.training, part.held_out
+
+    @cached_property
+    def held_out(self) -> ClipSource:
+        """Return the held-out clips, mixed as the training clips are."""
+        single = len(self.recipe.data.roots) < 2
+        return self.readers[1] if single else mixed([part.held_out for part in self.parts], self.recipe)
 
     @cached_property
     def encoder(self) -> ClipEncoder:
@@ -120,9 +95,9 @@ class Workbench:
     @cached_property
     def source(self) -> tuple[ClipSource, Encode]:
         """Return the training clips and what encodes them; refuse a store that lacks some if all must be in it."""
-        reader, mode = self.readers[0], self.recipe.features.mode
-        if mode == "online":
-            return reader, self.encoder
+        if (mode := self.recipe.features.mode) == "online":
+            return mixed([part.training for part in self.parts], self.recipe), self.encoder
+        reader = self.readers[0]
         list_variants(self.recipe, reader)  # refuses a recipe that draws without end
         if mode == "cached":
             check_complete(self.recipe, reader, self.store)
@@ -166,11 +141,15 @@ class Workbench:
 
     def hit_rates(self) -> dict[str, float]:
         """Return the share of the frames asked for that each cache had; of this process, so none of a helper's."""
-        caches: dict[str, Any] = {}
-        if not self.recipe.data.is_apart:
-            caches = {"memory": self.readers[0].cache, "disk": self.frames}
-        reports = {name: cache.report() for name, cache in caches.items() if hasattr(cache, "report")}
-        return {name: report.hit_rate for name, report in reports.items() if report.hits + report.misses}
+        if self.recipe.data.is_apart:
+            return {}
+        caches: dict[str, list[Any]] = {
+            "memory": [part.training.cache for part in self.parts],
+            "disk": [part.frames for part in self.parts],
+        }
+        reports = {name: [c.report() for c in kind if hasattr(c, "report")] for name, kind in caches.items()}
+        asked = {name: sum(report.hits + report.misses for report in kind) for name, kind in reports.items()}
+        return {name: sum(r.hits for r in kind) / asked[name] for name, kind in reports.items() if asked[name]}
 
     def examples(
         self, clock: Clock, *, first_step: int = 0, clips: ClipLoader | ApartLoader | None = None

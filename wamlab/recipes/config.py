@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
+
+from tyro.conf import Suppress
 
 from wamlab.codec.clips import check_condition
 from wamlab.codec.pretrained import ClipConfig, Umt5Config, WanVaeConfig
@@ -25,9 +27,13 @@ from wamlab.train import TrainConfig
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which dataset, how it is split and how it is read."""
+    """Which datasets, how they are split and how they are read."""
 
     root: Path = Path("datasets/tabletop")
+    roots: tuple[Path, ...] = ()  # several datasets, mixed, in place of root
+    weights: tuple[float, ...] = ()  # of each of roots: its share of the samples; none: by its length and balance
+    balance: float = 1.0  # 1 mixes datasets by their lengths, 0 equally; between these by a power of the length
+    robots: Annotated[tuple[RobotConfig, ...], Suppress] = ()  # of each of roots; none: the recipe's robot for all
     held_out_fraction: float = 0.1  # of the episodes, never trained on; 0 evaluates on the training episodes
     backend: str = "pyav"  # "pyav", "torchcodec" or "decord"
     num_threads: int | None = 1  # that read clips ahead; 0 reads in the training thread; None adds some while it waits
@@ -44,6 +50,14 @@ class DataConfig:
         if self.num_threads is not None:
             check_range("data", self, 0, 64, "num_threads")
         check_range("data", self, 1, 4096, "pool")
+        check_range("data", self, 0, 1, "balance")
+        for name, values in (("weights", self.weights), ("robots", self.robots)):
+            if values and len(values) != len(self.roots) and (self.roots or name == "weights"):
+                raise InputError(
+                    f"data.{name} has {len(values)} entries for {len(self.roots)} of data.roots: give each"
+                )
+        if not all(0 < weight < math.inf for weight in self.weights):
+            raise InputError(f"data.weights are {self.weights}: give numbers above 0")
         check_range("data", self, 0, math.inf, "max_skipped")
         check_range("data", self, 0, 1e6, "cache_gib", "store_gib")
         if self.on_error not in ("raise", "skip"):
@@ -130,6 +144,13 @@ class Recipe:
             "change robot.view_height_px or robot.view_width_px"
             for name in ("canvas_height_px", "canvas_width_px")
             if getattr(robot, name) % self.patch_px
+        ]
+        wrong += [
+            f"data.robots {number} has {field} {getattr(other, field)}, robot {getattr(robot, field)}: "
+            "clips of one batch need the same"
+            for number, other in enumerate(self.data.robots)
+            for field in ("canvas_height_px", "canvas_width_px", "max_action_dim", "max_state_dim")
+            if getattr(other, field) != getattr(robot, field)
         ]
         if wrong:
             raise InputError(f"recipe {self.name}: {'; '.join(wrong)}")
@@ -254,5 +275,5 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
     if is_dataclass(kind):
         return _filled(cast(type, kind), value, where)
     if get_origin(kind) is tuple:
-        return tuple(value)
+        return tuple(_typed(get_args(kind)[0], item, where) for item in value)
     return Path(value) if kind is Path else value

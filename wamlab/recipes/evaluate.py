@@ -65,7 +65,7 @@ class Evaluation:
 
 def read_held_out(bench: Workbench) -> HeldOut:
     """Read evenly spaced clips of the held-out episodes; the same ones in every evaluation."""
-    reader = bench.readers[1]
+    reader = bench.held_out
     num_clips = min(bench.recipe.evaluation.num_clips, reader.num_samples)
     indices = np.linspace(0, reader.num_samples - 1, num_clips).round().astype(int)
     clips = [reader.read(int(index), seed=0) for index in indices]

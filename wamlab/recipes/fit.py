@@ -24,22 +24,27 @@ from wamlab.model.weights import fingerprint
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import Recipe
 from wamlab.recipes.evaluate import Evaluation, HeldOut, evaluate, read_held_out
+from wamlab.recipes.parts import fingerprint_of
 from wamlab.speed.clock import Clock
 from wamlab.train import Ema, make_optimizer, train
 from wamlab.types import StepRecord
 
-NORMALIZERS = "normalizers.json"  # in the run folder; a policy needs them and not the dataset
 LOADER_EVERY = 10  # steps between two reports of the loader in a run's metrics
 NUM_PICTURED = 3  # held-out clips shown in a run's pictures
 
 
+def normalizers_name(part: int) -> str:
+    """Return the file in the run folder with the normalisers of a dataset; a policy needs it and not the dataset."""
+    return f"normalizers_{part}.json" if part else "normalizers.json"
+
+
 def start_run(bench: Workbench, root: Path | str = "runs", *, is_resumed: bool = False) -> Run:
     """Make the run folder of a recipe, or take up its newest one; wrong input is found before anything is written."""
-    reader, evaluated = bench.readers
     bench.source[0].read(0, seed=0)  # a video that cannot be read shows now, and features that are not there
-    evaluated.read(0, seed=0)
+    for part in bench.parts:
+        part.held_out.read(0, seed=0)
     fingerprints = {
-        "clips": reader.fingerprint(),
+        "clips": fingerprint_of([part.training for part in bench.parts], bench.recipe),
         "video codec": bench.encoder.video.fingerprint,
         "text encoder": bench.encoder.text.fingerprint,
     }
@@ -51,7 +56,8 @@ def start_run(bench: Workbench, root: Path | str = "runs", *, is_resumed: bool =
     if is_resumed:
         check_resume(newest_run(root, bench.recipe.name), bench.recipe, fingerprints)
     run = create_run(root, bench.recipe.name, bench.recipe, fingerprints=fingerprints, is_resumed=is_resumed)
-    write_json(run.folder / NORMALIZERS, reader.normalizers.to_dict())
+    for number, part in enumerate(bench.parts):
+        write_json(run.folder / normalizers_name(number), part.training.normalizers.to_dict())
     return run
 
 
@@ -59,7 +65,7 @@ FREE_ON_RESUME = (
     "data.", "evaluation.", "checkpoint_every", "device", "train.num_steps", "train.num_micro_batches",
     "features.mode", "features.root", "features.shard_mib",
 )  # fmt: skip
-FIXED_DATA = ("data.pool", "data.on_error")  # decide which clips come
+FIXED_DATA = ("data.pool", "data.on_error", "data.weights", "data.balance")  # decide which clips come
 
 
 def check_resume(run: Run, recipe: Recipe, fingerprints: dict[str, str]) -> None:

@@ -12,11 +12,12 @@ from wamlab.checkpoint import load_weights, newest_checkpoint
 from wamlab.data.normalize import Normalizers, normalizers_from_dict
 from wamlab.data.robot import short_name
 from wamlab.data.views import canvas_of
+from wamlab.errors import InputError
 from wamlab.lab.records import read_json
 from wamlab.lab.run import Run
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import recipe_from_dict
-from wamlab.recipes.fit import NORMALIZERS
+from wamlab.recipes.fit import normalizers_name
 from wamlab.recipes.session import begin, plan
 from wamlab.score.success import SuccessRate, measure_success
 from wamlab.sim.vector import TabletopVector
@@ -48,9 +49,16 @@ class WamPolicy:
         return self.normalizers.actions_to_robot(actions.float().cpu().numpy(), observation.state)
 
 
-def load_policy(run: Run, *, seed: int = 0, num_sampler_steps: int | None = None) -> WamPolicy:
-    """Build the policy of a run from its newest checkpoint, averaged weights first; needs no dataset."""
+def load_policy(run: Run, *, seed: int = 0, num_sampler_steps: int | None = None, part: int = 0) -> WamPolicy:
+    """Build the policy of a run from its newest checkpoint, averaged weights first; needs no dataset.
+
+    Of a run on several datasets it acts for the robot of the one that ``part`` counts, from 0.
+    """
     recipe = recipe_from_dict(run.config)
+    if not 0 <= part < max(1, len(recipe.data.roots)):
+        raise InputError(f"{run.name} was trained on {max(1, len(recipe.data.roots))} datasets: give part from 0 on")
+    if recipe.data.robots:
+        recipe = replace(recipe, robot=recipe.data.robots[part])
     if num_sampler_steps is not None:
         recipe = replace(recipe, sampler=replace(recipe.sampler, num_steps=num_sampler_steps, num_evaluations=0))
     if recipe.train.lora is None:
@@ -58,7 +66,7 @@ def load_policy(run: Run, *, seed: int = 0, num_sampler_steps: int | None = None
     bench = Workbench(recipe)
     load_weights(newest_checkpoint(run.checkpoints), bench.net, is_ema=True)
     bench.net.eval()
-    normalizers = normalizers_from_dict(read_json(run.folder / NORMALIZERS))
+    normalizers = normalizers_from_dict(read_json(run.folder / normalizers_name(part)))
     return WamPolicy(bench, normalizers, seed=seed)
 
 
