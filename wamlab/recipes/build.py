@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from wamlab.model.wam import WorldActionModel
 from wamlab.model.weights import load_pretrained
 from wamlab.recipes.config import Recipe
 from wamlab.recipes.features import StoredClips, check_complete, list_variants
+from wamlab.recipes.loading import LoaderChoice, choose_loader
 from wamlab.recipes.parts import Part, mixed, open_parts
 from wamlab.speed.clock import Clock
 from wamlab.train import has_native_bf16, noised_examples, step_generator
@@ -123,25 +124,33 @@ class Workbench:
         freeze(net, train.frozen)
         return net
 
-    def clips(self, *, first_step: int = 0) -> ClipLoader | ApartLoader:
-        """Return the stream of training clips after ``first_step`` finished steps."""
+    def clips(
+        self, *, first_step: int = 0, tell: Callable[[LoaderChoice], Any] | None = None
+    ) -> ClipLoader | ApartLoader:
+        """Return the stream of training clips after ``first_step`` finished steps; ``tell`` hears how they are read."""
         recipe, data = self.recipe, self.recipe.data
-        load = load_clips_apart if data.is_apart else load_clips
-        return load(
-            self.source[0],
-            batch_size=recipe.train.batch_size,
-            seed=recipe.train.seed,
-            start_batch=first_step,
-            num_threads=data.num_threads,
-            pool=data.pool,
-            on_error=data.on_error,
-            max_skipped=data.max_skipped,
-            is_pinned=self.device.type == "cuda" and not data.is_apart,
+        options: dict[str, Any] = {
+            "batch_size": recipe.train.batch_size,
+            "seed": recipe.train.seed,
+            "start_batch": first_step,
+            "num_threads": data.num_threads,
+            "pool": data.pool,
+            "on_error": data.on_error,
+            "max_skipped": data.max_skipped,
+        }
+        clips, choice = choose_loader(
+            recipe,
+            recipe.train.num_steps - first_step,
+            partial(load_clips, self.source[0], is_pinned=self.device.type == "cuda", **options),
+            partial(load_clips_apart, self.source[0], **options),
         )
+        if tell is not None:
+            tell(choice)
+        return clips
 
-    def hit_rates(self) -> dict[str, float]:
+    def hit_rates(self, clips: ClipLoader | ApartLoader) -> dict[str, float]:
         """Return the share of the frames asked for that each cache had; of this process, so none of a helper's."""
-        if self.recipe.data.is_apart:
+        if isinstance(clips, ApartLoader):
             return {}
         caches: dict[str, list[Any]] = {
             "memory": [part.training.cache for part in self.parts],

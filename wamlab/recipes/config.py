@@ -37,7 +37,7 @@ class DataConfig:
     held_out_fraction: float = 0.1  # of the episodes, never trained on; 0 evaluates on the training episodes
     backend: str = "pyav"  # "pyav", "torchcodec" or "decord"
     num_threads: int | None = 1  # that read clips ahead; 0 reads in the training thread; None adds some while it waits
-    is_apart: bool = False  # read in a helper process, which leaves the training loop's interpreter alone
+    is_apart: bool | None = None  # read in a helper process, which leaves training's interpreter alone; None measures
     pool: int = 1  # windows of an episode decoded at once and spread over as many batches; 1 is an exact shuffle
     on_error: str = "raise"  # "skip" replaces clips that cannot be read, counts and lists them
     max_skipped: int = 100  # samples; more end the run

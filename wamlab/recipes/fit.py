@@ -17,7 +17,7 @@ from wamlab.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoi
 from wamlab.errors import InputError
 from wamlab.flow import flow_loss
 from wamlab.lab.plots import strip_png
-from wamlab.lab.records import plain, write_json
+from wamlab.lab.records import append_line, plain, write_json
 from wamlab.lab.report import flattened
 from wamlab.lab.run import Run, create_run, newest_run, read_evaluations, read_metrics
 from wamlab.model.weights import fingerprint
@@ -29,6 +29,7 @@ from wamlab.speed.clock import Clock
 from wamlab.train import Ema, make_optimizer, train
 from wamlab.types import StepRecord
 
+LOADER_CHOICES = "loader.jsonl"  # in the run folder: how clips were read and why, a line each time the run began
 LOADER_EVERY = 10  # steps between two reports of the loader in a run's metrics
 NUM_PICTURED = 3  # held-out clips shown in a run's pictures
 
@@ -105,7 +106,9 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
     if first_step == 0:
         log_evaluation(bench, run, held_out, 0, ema)
     clock = Clock(bench.device)
-    clips = bench.clips(first_step=first_step)
+    clips = bench.clips(
+        first_step=first_step, tell=lambda choice: append_line(run.folder / LOADER_CHOICES, asdict(choice))
+    )
     examples = bench.examples(clock, first_step=first_step, clips=clips)
     try:
         for record in train(
@@ -120,7 +123,7 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
             is_last = record.step == recipe.train.num_steps
             is_reported = is_last or record.step % LOADER_EVERY == 0
             loader = (
-                {"loader": clips.report().figures() | {"cache": {"hit_rates": bench.hit_rates()}}}
+                {"loader": clips.report().figures() | {"cache": {"hit_rates": bench.hit_rates(clips)}}}
                 if is_reported
                 else {}
             )
