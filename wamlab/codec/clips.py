@@ -106,13 +106,13 @@ class ClipEncoder:
         return self.batch_of(clips, self.encode_window(np.stack([clip.frames for clip in clips])))
 
     @torch.no_grad()
-    def encode_window(self, frames: UInt8[np.ndarray, "b t h w 3"]) -> dict[str, Tensor]:
+    def encode_window(self, frames: UInt8[np.ndarray | Tensor, "b t h w 3"]) -> dict[str, Tensor]:
         """Return all that frames alone decide, each [b ...]: the features worth storing.
 
         They are "latents" [b t c y x], "still" (the condition without its mask) [b t c y x] where the run has a
         condition, and "image" [b m i] where it has image tokens.
         """
-        clips = torch.from_numpy(frames).to(self.device, non_blocking=True)
+        clips = torch.as_tensor(frames).to(self.device, non_blocking=True)
         features = {"latents": self.video.encode(clips)}
         if self.condition != "none":
             features["still"] = self._encode_still(clips[:, 0], clips.shape[1])

@@ -21,7 +21,7 @@ from wamlab.data.frame_store import FrameStore
 from wamlab.data.lerobot import RobotDataset
 from wamlab.data.normalize import Normalizers, measure_normalizers, read_vectors
 from wamlab.data.robot import RobotConfig, check_robot
-from wamlab.data.views import AUGMENTATION, CENTRE, Augmentation, canvas_of, draw_augmentation
+from wamlab.data.views import AUGMENTATION, CENTRE, Augmentation, canvas_of, draw_augmentation, stored_row
 from wamlab.data.windows import Window, WindowConfig, list_windows, window_at
 from wamlab.errors import InputError
 from wamlab.types import Clip
@@ -71,12 +71,14 @@ class ClipReader:
         source: FrameSource | None = None,
         cache_gib: float = 0.0,
         num_variants: int = 0,
+        has_stored_views: bool = False,
     ):
         """Take all episodes for None, and measure the whole dataset's normalisers unless given.
 
         In training, crops and colours vary with the seed: without end for ``num_variants`` 0, else among so many of
         each window. Frames come from ``source``, e.g. a ``FrameStore``; None decodes the dataset's videos.
-        ``cache_gib`` of decoded frames stay in memory.
+        ``cache_gib`` of decoded frames stay in memory. With ``has_stored_views`` clips that would be augmented show
+        their views side by side as they are stored, for ``augmented``.
         Raises InputError for a configuration the dataset does not fit, episodes it lacks and no usable window.
         """
         check_robot(robot, dataset, window)
@@ -87,6 +89,7 @@ class ClipReader:
         self._episode, self._first_row, self._num_blocks = self._list()
         self.normalizers = normalizers or measure_normalizers(dataset, robot, window.actions_per_block)
         self.num_variants = num_variants if is_training and robot.is_augmenting else 1
+        self._has_stored_views = has_stored_views and is_training and robot.is_augmenting
         self._source: FrameSource = dataset if source is None else source
         self._cache_bytes = int(cache_gib * 2**30)
         self.forget_frames()
@@ -172,7 +175,9 @@ class ClipReader:
         actions, action_mask, state = self._read_motion(episode, window)
         augmentation_seed = self.augmentation_seed(seed)
         canvas = decoded.canvas if decoded else None
-        if canvas is None:
+        if decoded is not None and self._has_stored_views:
+            canvas = stored_row(decoded.of(window.frame_rows), new)
+        elif canvas is None:
             canvas = new(self._canvas_shape(len(window.frame_rows) if decoded else 0))
             if decoded is not None:
                 augmentation = self._augmentation(episode, first_row, augmentation_seed)
@@ -250,8 +255,7 @@ class ClipReader:
     def _augmentation(self, episode: int, first_row: int, seed: int) -> Augmentation:
         if not self.is_training:
             return CENTRE
-        rng = np.random.default_rng([seed, episode, first_row])
-        return draw_augmentation(rng, has_color_jitter=self.robot.has_color_jitter)
+        return augmentation_at(self.robot, seed, episode, first_row)
 
     def fingerprint(self) -> str:
         """Hash all that decides the clips, so that stored features notice a change."""
@@ -296,6 +300,12 @@ class ClipReader:
                 f"{self.window.num_rows} rows under one instruction; the longest has {longest} rows"
             )
         return listed[0], listed[1], listed[2]
+
+
+def augmentation_at(robot: RobotConfig, seed: int, episode: int, first_row: int) -> Augmentation:
+    """Draw the augmentation of a training window, which depends on nothing but these numbers."""
+    rng = np.random.default_rng([seed, episode, first_row])
+    return draw_augmentation(rng, has_color_jitter=robot.has_color_jitter)
 
 
 def split_episodes(

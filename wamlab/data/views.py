@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float32, UInt8
+from torch import Tensor
 from torch.nn.functional import interpolate
 
 from wamlab.data.robot import RobotConfig, short_name
@@ -84,9 +86,19 @@ def crop(
 ) -> UInt8[np.ndarray, "t _ _ 3"]:
     """Cut ``fraction`` of height and width out of frames; a view, no copy."""
     height, width = frames.shape[1:3]
-    h, w = max(1, int(fraction * height)), max(1, int(fraction * width))
-    top, left = round(augmentation.down * (height - h)), round(augmentation.right * (width - w))
+    (h, w), (top, left) = crop_px(height, width, fraction), crop_corner(height, width, fraction, augmentation)
     return frames[:, top : top + h, left : left + w]
+
+
+def crop_px(height: int, width: int, fraction: float) -> tuple[int, int]:
+    """Return height and width of a crop."""
+    return max(1, int(fraction * height)), max(1, int(fraction * width))
+
+
+def crop_corner(height: int, width: int, fraction: float, augmentation: Augmentation) -> tuple[int, int]:
+    """Return the first row and column of a crop."""
+    h, w = crop_px(height, width, fraction)
+    return round(augmentation.down * (height - h)), round(augmentation.right * (width - w))
 
 
 def resize(frames: UInt8[np.ndarray, "t _ _ 3"], height_px: int, width_px: int) -> UInt8[np.ndarray, "t h w 3"]:
@@ -136,15 +148,20 @@ def affine_colors(
     return matrix.astype(np.float32), np.full(3, offset, np.float32)
 
 
+def canvas_px(height: int, width: int, num_views: int, layout: str) -> tuple[int, int]:
+    """Return height and width of the canvas of some views of one size."""
+    rows, columns = {"single": (1, 1), "row": (1, num_views)}.get(layout, (2, 2))
+    return rows * height, columns * width
+
+
 def tile(
-    views: Sequence[UInt8[np.ndarray, "t h w 3"]] | UInt8[np.ndarray, "v t h w 3"],
+    views: Sequence[UInt8[np.ndarray, "t h w 3"]] | Sequence[UInt8[Tensor, "t h w 3"]] | UInt8[np.ndarray, "v t h w 3"],
     layout: str,
-    out: UInt8[np.ndarray, "t _ _ 3"] | None = None,
-) -> UInt8[np.ndarray, "t _ _ 3"]:
-    """Put the views of a clip on one canvas, black where none is; in ``out`` if given."""
+    out: UInt8[np.ndarray, "t _ _ 3"] | UInt8[Tensor, "t _ _ 3"] | None = None,
+) -> Any:
+    """Put the views of a clip on one canvas, black where none is; in ``out`` if given, which tensors need."""
     t, h, w, _ = views[0].shape
-    rows, columns = {"single": (1, 1), "row": (1, len(views))}.get(layout, (2, 2))
-    canvas = np.empty((t, rows * h, columns * w, 3), np.uint8) if out is None else out
+    canvas: Any = np.empty((t, *canvas_px(h, w, len(views), layout), 3), np.uint8) if out is None else out
     if layout in ("single", "row"):
         for column, view in enumerate(views):
             canvas[:, :, column * w : (column + 1) * w] = view
@@ -160,6 +177,18 @@ def tile(
     return canvas
 
 
+def stored_row(
+    frames: Mapping[str, UInt8[np.ndarray, "t _ _ 3"]], new: Callable[[tuple[int, ...]], np.ndarray]
+) -> UInt8[np.ndarray, "t h w 3"]:
+    """Put views side by side as they are stored, on a canvas from ``new``; for ``augmented``."""
+    views = list(frames.values())
+    if len({view.shape for view in views}) > 1:
+        sizes = ", ".join(f"{camera} {view.shape[1]}x{view.shape[2]}" for camera, view in frames.items())
+        raise InputError(f"cameras are stored in different sizes ({sizes}): give data.augment_on loader")
+    t, h, w, _ = views[0].shape
+    return tile(views, "row", out=new((t, h, len(views) * w, 3)))
+
+
 def untile(canvas: UInt8[np.ndarray, "t _ _ 3"], layout: str, num_views: int) -> UInt8[np.ndarray, "v t h w 3"]:
     """Cut a canvas into the views that ``tile`` put there, e.g. to show what a network predicts per camera."""
     if layout == "single":
@@ -172,7 +201,7 @@ def untile(canvas: UInt8[np.ndarray, "t _ _ 3"], layout: str, num_views: int) ->
     return np.stack([_cell(canvas, place) for place in GRID[:num_views]])
 
 
-def _cell(canvas: np.ndarray, place: tuple[int, int]) -> np.ndarray:
+def _cell(canvas: Any, place: tuple[int, int]) -> Any:
     """Return a quarter of a canvas, as a view."""
     (row, column), (h, w) = place, (canvas.shape[1] // 2, canvas.shape[2] // 2)
     return canvas[:, row * h : (row + 1) * h, column * w : (column + 1) * w]

@@ -20,6 +20,7 @@ from wamlab.errors import InputError
 from wamlab.model.lora import freeze, narrowed, with_lora
 from wamlab.model.wam import WorldActionModel
 from wamlab.model.weights import load_pretrained
+from wamlab.recipes.augment import AugmentingEncoder
 from wamlab.recipes.config import Recipe
 from wamlab.recipes.features import StoredClips, check_complete, list_variants
 from wamlab.recipes.loading import LoaderChoice, choose_loader
@@ -97,7 +98,9 @@ class Workbench:
     def source(self) -> tuple[ClipSource, Encode]:
         """Return the training clips and what encodes them; refuse a store that lacks some if all must be in it."""
         if (mode := self.recipe.features.mode) == "online":
-            return mixed([part.training for part in self.parts], self.recipe), self.encoder
+            is_on_device = self.recipe.data.augment_on == "device" and self.recipe.robot.is_augmenting
+            encode = AugmentingEncoder(self.encoder, self.recipe.robot) if is_on_device else self.encoder
+            return mixed([part.training for part in self.parts], self.recipe), encode
         reader = self.readers[0]
         list_variants(self.recipe, reader)  # refuses a recipe that draws without end
         if mode == "cached":

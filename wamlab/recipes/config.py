@@ -41,6 +41,7 @@ class DataConfig:
     pool: int = 1  # windows of an episode decoded at once and spread over as many batches; 1 is an exact shuffle
     on_error: str = "raise"  # "skip" replaces clips that cannot be read, counts and lists them
     max_skipped: int = 100  # samples; more end the run
+    augment_on: str = "loader"  # "device" crops and recolours whole batches on a GPU, within 3 of 255; slow on a CPU
     cache_gib: float = 1.0  # decoded frames kept in memory; 0 decodes every clip anew
     store_gib: float = 0.0  # decoded frames kept on disk, filled in passing
     store: Path = Path("frames")  # folder of these
@@ -60,6 +61,8 @@ class DataConfig:
             raise InputError(f"data.weights are {self.weights}: give numbers above 0")
         check_range("data", self, 0, math.inf, "max_skipped")
         check_range("data", self, 0, 1e6, "cache_gib", "store_gib")
+        if self.augment_on not in ("loader", "device"):
+            raise InputError(f'data.augment_on is "{self.augment_on}": give loader or device')
         if self.on_error not in ("raise", "skip"):
             raise InputError(f'data.on_error is "{self.on_error}": give raise or skip')
 
@@ -145,6 +148,8 @@ class Recipe:
             for name in ("canvas_height_px", "canvas_width_px")
             if getattr(robot, name) % self.patch_px
         ]
+        if self.data.augment_on == "device" and (self.features.mode != "online" or self.data.robots):
+            wrong.append('data.augment_on "device" needs features.mode online and one robot: give loader')
         wrong += [
             f"data.robots {number} has {field} {getattr(other, field)}, robot {getattr(robot, field)}: "
             "clips of one batch need the same"

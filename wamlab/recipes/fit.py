@@ -66,7 +66,7 @@ FREE_ON_RESUME = (
     "data.", "evaluation.", "checkpoint_every", "device", "train.num_steps", "train.num_micro_batches",
     "features.mode", "features.root", "features.shard_mib",
 )  # fmt: skip
-FIXED_DATA = ("data.pool", "data.on_error", "data.weights", "data.balance")  # decide which clips come
+FIXED_DATA = tuple(f"data.{name}" for name in ("pool", "on_error", "weights", "balance", "augment_on"))  # decide clips
 
 
 def check_resume(run: Run, recipe: Recipe, fingerprints: dict[str, str]) -> None:

@@ -62,6 +62,7 @@ def _open_part(recipe: Recipe, dataset: RobotDataset, robot: RobotConfig, room_g
         source=frames,
         cache_gib=room_gib,
         num_variants=recipe.features.num_variants,
+        has_stored_views=data.augment_on == "device",
     )
     evaluation = ClipReader(
         dataset,
