@@ -15,7 +15,7 @@ from wamlab.recipes.config import Recipe
 
 Start = Callable[[], ClipLoader]
 
-MAX_SLOWDOWN = 1.3  # of small operations beside reading threads; beside a helper 1.2, and at 1.46 it saved 5 % (2026-12-02)
+MAX_SLOWDOWN = 1.3  # of small operations beside reading threads; beside a helper 1.2; at 1.46 one saved 5 %
 MIN_STEPS = 200  # a helper process takes a second or more to start
 KEPT_BATCHES = 8  # that a helper may hold in shared memory at once
 
