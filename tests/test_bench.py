@@ -1,11 +1,7 @@
-"""Benchmarks and compiling: paired ratios, the command, and compiled blocks that change no number."""
+"""Benchmarks: paired ratios, the command, diagrams."""
 
 import json
-import shutil
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +12,6 @@ from wamlab.lab.chart import Chart
 from wamlab.lab.diagrams import mask_png, schedule_chart
 from wamlab.recipes.bench import list_benches, run_bench
 from wamlab.speed.compare import compare
-from wamlab.speed.compile import compiled
 
 
 def spend(seconds: float) -> None:
@@ -69,19 +64,6 @@ def test_a_bench_prints_its_figures_as_json_last(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("wamlab.recipes.bench.BENCHES", tmp_path / "gone")
     with pytest.raises(InputError, match="run from a checkout"):
         run_bench("toy")
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs g++")
-def test_compiled_blocks_change_no_number() -> None:
-    script = Path(__file__).with_name("compiled_law.py")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    assert float(done.stdout.split()[-1]) <= 2e-5
-
-
-def test_without_a_compiler_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(InputError, match="needs a C\\+\\+ compiler"):
-        compiled(torch.nn.Linear(2, 2))
 
 
 def test_diagrams_draw_what_they_are_given() -> None:
