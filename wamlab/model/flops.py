@@ -85,7 +85,7 @@ def layout_of(config: WAMConfig, window: Window, *, is_published: bool) -> Layou
         window.actions_per_block,
         config.states_per_block,
         has_last_clean=is_published,
-        has_first_noisy=is_published or not config.drops_noisy_first,
+        has_first_noisy=not config.drops_noisy_first,
     )
 
 
