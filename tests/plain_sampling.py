@@ -10,7 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from plain_network import (  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+from torch.nn import functional as F
+
+from wamlab.flow import solver_levels
+from wamlab.model.plain import (
     plain_attention,
     plain_context,
     plain_cross,
@@ -18,10 +22,6 @@ from plain_network import (  # pyright: ignore[reportMissingImports]
     plain_patches,
     plain_rotate,
 )
-from torch import Tensor
-from torch.nn import functional as F
-
-from wamlab.flow import solver_levels
 from wamlab.model.positions import axis_angles, video_angles
 from wamlab.model.sampler import STATIC_SCHEDULES, UniPC
 from wamlab.model.tokens import unpatch

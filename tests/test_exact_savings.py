@@ -1,17 +1,17 @@
-"""Every saving of the network changes no number: against the plain forms in plain_network.py and plain_sampling.py."""
+"""Every saving of the network changes no number: against the plain forms in model/plain.py and plain_sampling.py."""
 
 import warnings
 from dataclasses import replace
 
 import pytest
 import torch
-from plain_network import plain_forward  # pyright: ignore[reportMissingImports]
 from plain_sampling import PlainStream, plain_pass, plain_sample  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from wamlab.errors import InputError
 from wamlab.flow import NoiseConfig, flow_loss, velocity_loss, with_noise
 from wamlab.model.attention import Layout, block_mask, flex_attention_of, teacher_forced_attention
+from wamlab.model.plain import plain_forward
 from wamlab.model.sampler import SamplerConfig, StepSkips, sample_block
 from wamlab.model.wam import WAMConfig, WorldActionModel
 from wamlab.types import Batch, FlowExample

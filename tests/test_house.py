@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "wamlab"
 ROOMS = {"model", "codec", "data", "speed", "sim", "rl", "score", "serve", "lab"}
-GROUND = {"types", "flow", "errors"}
+GROUND = {"types", "flow", "errors", "tensors"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -51,7 +51,7 @@ def test_imports_point_down_never_sideways(module: Path) -> None:
 
 
 def test_every_top_level_name_has_a_floor() -> None:
-    hallway = {"recipes", "train", "cli", "checkpoint", "__init__", "__main__", "py.typed"}
+    hallway = {"recipes", "train", "cli", "checkpoint", "sharded_checkpoint", "__init__", "__main__", "py.typed"}
     assert {place_of(module) for module in MODULES} <= ROOMS | GROUND | hallway
 
 

@@ -23,6 +23,8 @@ from torch.optim import Optimizer
 from wamlab.errors import InputError
 from wamlab.model.key_maps import LORA_LEAVES
 from wamlab.model.lora import split_lora
+from wamlab.sharded_checkpoint import SHARDS, read_shards
+from wamlab.tensors import put, shared_like
 from wamlab.train import Ema
 
 NUM_SAMPLED = 64  # values of a frozen tensor that enter a fingerprint
@@ -84,6 +86,9 @@ def load_weights(checkpoint: Path, net: nn.Module, *, is_ema: bool = False) -> N
 
     A checkpoint of adapters needs a network that has them, beside the base it was trained on.
     """
+    if (checkpoint / SHARDS).is_dir():
+        read_shards(checkpoint, net, None, None, is_ema=is_ema and _read_state(checkpoint)["has_ema"])
+        return
     base, stored = _split(net)
     if (named := _read_state(checkpoint)["base"]) != base:
         raise InputError(
@@ -104,7 +109,7 @@ def load_weights(checkpoint: Path, net: nn.Module, *, is_ema: bool = False) -> N
         )
     with torch.no_grad():
         for name, tensor in stored.items():
-            tensor.copy_(weights[name])
+            put(tensor, weights[name])
 
 
 def load_checkpoint(checkpoint: Path, net: nn.Module, optimizer: Optimizer, ema: Ema | None) -> int:
@@ -114,10 +119,13 @@ def load_checkpoint(checkpoint: Path, net: nn.Module, optimizer: Optimizer, ema:
         raise InputError(
             f"{checkpoint} {'has' if state['has_ema'] else 'lacks'} a moving average: keep train.ema_decay"
         )
+    if (checkpoint / SHARDS).is_dir():
+        read_shards(checkpoint, net, optimizer, ema)
+        return state["step"]
     load_weights(checkpoint, net)
     try:
         saved = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
-        optimizer.load_state_dict(saved["optimizer"])
+        _load_optimizer(optimizer, saved["optimizer"])
         torch.set_rng_state(saved["torch_rng"])
     except (OSError, RuntimeError, EOFError, UnpicklingError, KeyError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
@@ -126,8 +134,20 @@ def load_checkpoint(checkpoint: Path, net: nn.Module, optimizer: Optimizer, ema:
         ) from error
     if ema is not None:
         for name, tensor in _read_tensors(checkpoint / "ema.safetensors").items():
-            ema.average[name].copy_(tensor)
+            put(ema.average[name], tensor)
     return state["step"]
+
+
+def _load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Give an optimiser its state, of which it may hold a share only."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, values in saved["state"].items():
+        like = parameters[index]
+        saved["state"][index] = {
+            name: shared_like(value, like) if isinstance(value, Tensor) and value.shape == like.shape else value
+            for name, value in values.items()
+        }
+    optimizer.load_state_dict(saved)
 
 
 def _split(net: nn.Module) -> tuple[str | None, dict[str, Tensor]]:

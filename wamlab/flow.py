@@ -101,27 +101,39 @@ def draw_noise_levels(
     return torch.cat([video_level[:, :1], blocks], dim=1), action_level.repeat_interleave(actions_per_block, dim=1)
 
 
-def with_noise(batch: Batch, generator: Generator, config: NoiseConfig | None = None) -> FlowExample:
-    """Draw noise levels and noise for a batch, on the generator's device."""
+def with_noise(
+    batch: Batch, generator: Generator, config: NoiseConfig | None = None, *, part: int = 0, num_parts: int = 1
+) -> FlowExample:
+    """Draw noise levels and noise for a batch, on the generator's device; if it is a part of a larger one, its own."""
     config = config or NoiseConfig()
     num_blocks = batch.state.shape[1]
     video_level, action_level = draw_noise_levels(
-        len(batch),
+        len(batch) * num_parts,
         batch.latents.shape[1],
         num_blocks,
         batch.actions.shape[1] // num_blocks,
         generator,
         config,
     )
-    return with_noise_at(batch, video_level, action_level, generator)
+    own = slice(part * len(batch), (part + 1) * len(batch))
+    return with_noise_at(batch, video_level[own], action_level[own], generator, part=part, num_parts=num_parts)
 
 
 def with_noise_at(
-    batch: Batch, video_level: Float[Tensor, "b t"], action_level: Float[Tensor, "b a"], generator: Generator
+    batch: Batch,
+    video_level: Float[Tensor, "b t"],
+    action_level: Float[Tensor, "b a"],
+    generator: Generator,
+    *,
+    part: int = 0,
+    num_parts: int = 1,
 ) -> FlowExample:
     """Add fresh noise to a batch at the given levels; say what the network sees and what it shall predict."""
+    size = len(batch)
     video_noise, action_noise = (
-        torch.randn(clean.shape, generator=generator, device=generator.device, dtype=torch.float32)
+        torch.randn(
+            (size * num_parts, *clean.shape[1:]), generator=generator, device=generator.device, dtype=torch.float32
+        )[part * size : (part + 1) * size]
         for clean in (batch.latents, batch.actions)
     )
     seen = Noised(

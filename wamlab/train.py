@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -29,6 +29,8 @@ from wamlab.flow import NoiseConfig, with_noise
 from wamlab.model.lora import LoraConfig
 from wamlab.speed.clock import Clock, measure_memory_gib
 from wamlab.speed.muon import Muon
+from wamlab.speed.ranks import Ranks
+from wamlab.speed.shard import clip_gradients
 from wamlab.types import Batch, FlowExample, Loss, LossTerms, StepRecord
 
 OPTIMIZERS = ("adamw", "muon", "adamw8bit")
@@ -39,7 +41,7 @@ class TrainConfig:
     """Optimiser, schedule and length of a run (defaults: DreamZero's recipe, spec 5)."""
 
     num_steps: int = 1000
-    batch_size: int = 8  # samples per optimiser step on this process
+    batch_size: int = 8  # samples per optimiser step on each process
     num_micro_batches: int = 1  # gradient accumulation: the batch is cut into so many parts
     learning_rate: float = 1e-5
     warmup_fraction: float = 0.05  # of num_steps, linear from 0
@@ -120,11 +122,22 @@ def step_generator(seed: int, step: int, device: torch.device | str = "cpu") -> 
 
 
 def noised_examples(
-    batches: Iterable[Batch], *, seed: int, first_step: int = 0, config: NoiseConfig | None = None
+    batches: Iterable[Batch],
+    *,
+    seed: int,
+    first_step: int = 0,
+    config: NoiseConfig | None = None,
+    ranks: Ranks | None = None,
 ) -> Iterator[FlowExample]:
-    """Draw the noise of each batch from its own step's generator; ``first_step`` counts finished steps."""
+    """Draw the noise of each batch from its own step's generator; ``first_step`` counts finished steps.
+
+    Several processes draw that of their joint batch, and each takes its part: what a sample gets depends on its place
+    in the joint batch, not on how many processes there are.
+    """
+    ranks = ranks or Ranks()
     for step, batch in enumerate(batches, first_step + 1):
-        yield with_noise(batch, step_generator(seed, step, batch.latents.device), config)
+        generator = step_generator(seed, step, batch.latents.device)
+        yield with_noise(batch, generator, config, part=ranks.rank, num_parts=ranks.world_size)
 
 
 def has_native_bf16(device: torch.device | str) -> bool:
@@ -188,26 +201,30 @@ def train(
     first_step: int = 0,
     ema: Ema | None = None,
     clock: Clock | None = None,
+    ranks: Ranks | None = None,
+    set_sync: Callable[[bool], None] | None = None,
 ) -> Iterator[StepRecord]:
     """Take steps ``first_step + 1 .. config.num_steps``, yielding what each one did.
 
     ``loss`` is a mean over the samples of an example; ``examples`` yields things that can be sliced along
     their samples (``types.Samples``). A loss that is not finite raises ``FloatingPointError`` before
-    the update.
+    the update. Of several processes with a sharded network each gives its part of the batch; ``set_sync`` is told
+    before each micro-batch whether gradients are to be summed over processes after it (after the last one only).
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    device = parameters[0].device
-    clock = clock or Clock(device)
+    clock, ranks = clock or Clock(parameters[0].device), ranks or Ranks()
+    device = clock.device
     source = iter(islice(examples, config.num_steps - first_step))
     for step in range(first_step + 1, config.num_steps + 1):
         start_s = time.perf_counter()
         example = next(source, None)
         if example is None:
             raise InputError(f"the examples ended before step {step} of {config.num_steps}: give an endless iterator")
-        terms = _accumulate(loss, example, config, clock, device)
+        terms = _accumulate(loss, example, config, clock, set_sync)
         with clock.measured("optimizer"):
-            gradient_norm = nn.utils.clip_grad_norm_(parameters, config.max_gradient_norm)
-            total, video, action, norm = torch.stack([*terms, gradient_norm]).tolist()
+            gradient_norm = clip_gradients(parameters, config.max_gradient_norm)
+            total, video, action = ranks.mean(torch.stack(terms)).tolist()
+            norm = gradient_norm.item()
             if not (math.isfinite(total) and math.isfinite(norm)):
                 raise FloatingPointError(
                     f"step {step}: the loss is {total} and the gradient norm {norm}; the weights were left as they are"
@@ -227,21 +244,25 @@ def train(
             action_loss=action,
             gradient_norm=norm,
             learning_rate=rate,
-            num_samples=len(example),
+            num_samples=len(example) * ranks.world_size,
             step_s=time.perf_counter() - start_s,
             split_s=split_s,
             memory_gib=measure_memory_gib(device),
         )
 
 
-def _accumulate(loss: Loss, example: Any, config: TrainConfig, clock: Clock, device: torch.device) -> list[Tensor]:
+def _accumulate(
+    loss: Loss, example: Any, config: TrainConfig, clock: Clock, set_sync: Callable[[bool], None] | None
+) -> list[Tensor]:
     """Run forward and backward over the micro-batches; return the mean total, video and action loss."""
     size = math.ceil(len(example) / config.num_micro_batches)
     weighted: list[list[Tensor]] = []
     for start in range(0, len(example), size):
         part = example[start : start + size] if size < len(example) else example
         share = len(part) / len(example)
-        with clock.measured("forward"), autocast(device, has_bf16=config.has_bf16):
+        if set_sync is not None:
+            set_sync(start + size >= len(example))
+        with clock.measured("forward"), autocast(clock.device, has_bf16=config.has_bf16):
             terms: LossTerms = loss(part)
         with clock.measured("backward"):
             (terms.total * share).backward()

@@ -1,4 +1,4 @@
-"""Training forward and backward of the network against its plain form (``tests/plain_network.py``).
+"""Training forward and backward of the network against its plain form (``wamlab/model/plain.py``).
 
     wamlab bench network [--quick] [--json]
 
@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,14 +22,13 @@ from torch.nn import functional as F
 
 from wamlab.flow import velocity_loss, with_noise
 from wamlab.lab.table import Table
+from wamlab.model.plain import plain_forward
 from wamlab.model.wam import WAMConfig, WorldActionModel
 from wamlab.speed.compare import Timing, compare
 from wamlab.speed.compile import compiled, has_cpp_compiler
 from wamlab.train import has_native_bf16
 from wamlab.types import Batch, FlowExample, Net
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-from plain_network import plain_forward  # pyright: ignore[reportMissingImports]
 
 CONFIG = WAMConfig(
     dim=384, layers=8, heads=6, ffn_dim=1536, latent_channels=48, text_dim=4096, text_len=64,

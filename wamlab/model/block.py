@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from wamlab.model.attention import Layout, attend, teacher_forced_attention
 from wamlab.model.positions import rotate
+from wamlab.model.tokens import LayerNorm
 
 EVERY = slice(None)
 Runs = tuple[tuple[int, int], ...]  # consecutive groups of (slots, tokens of each slot); a slot shares its modulation
@@ -71,7 +72,7 @@ class RmsNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), x.shape[-1:], self.weight, self.eps).type_as(x)
+        return F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), self.eps).type_as(x)
 
 
 class SelfAttention(nn.Module):
@@ -141,7 +142,7 @@ class Block(nn.Module):
         self.eps = eps
         self.modulation = nn.Parameter(torch.empty(1, 6, dim))
         self.self_attn = SelfAttention(dim, num_heads, eps)
-        self.norm3 = nn.LayerNorm(dim, eps=eps)
+        self.norm3 = LayerNorm(dim, eps=eps)
         self.cross_attn = CrossAttention(dim, num_heads, eps, has_image=has_image)
         self.ffn = nn.Sequential(nn.Linear(dim, ffn_dim), nn.GELU(approximate="tanh"), nn.Linear(ffn_dim, dim))
 
@@ -204,6 +205,10 @@ class Block(nn.Module):
         seen = attend(query[:, :, :num_seeing], keys, values)
         seen = torch.cat([seen, value[:, :, num_seeing:]], dim=2) if num_states else seen
         return self._finish(tokens, seen, cross, parts, runs, num_streams), (key, value)
+
+    def cross_keys(self, context: Context) -> CrossKeys:
+        """Project the context for ``step``."""
+        return self.cross_attn.keys(context)
 
     def _parts(self, slots: Tensor) -> tuple[Tensor, ...]:
         return (self.modulation[:, None] + slots).unbind(2)

@@ -11,6 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
+class LayerNorm(nn.LayerNorm):
+    """Layer norm with weights in float32 even where they are gathered in bfloat16 (``speed/shard.py``)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        assert self.weight is not None and self.bias is not None
+        return F.layer_norm(input, self.normalized_shape, self.weight.float(), self.bias.float(), self.eps)
+
+
 def time_sinusoid(noise_level: Tensor, num_dims: int) -> Tensor:
     """Embed 1000 * noise_level as [cos | sin] in float64 (spec 1.2); appends an axis of ``num_dims``."""
     angles = _angles(noise_level, num_dims)
@@ -88,11 +96,11 @@ class ImageEmbedding(nn.Module):
     def __init__(self, image_dim: int, dim: int) -> None:
         super().__init__()
         self.proj = nn.Sequential(
-            nn.LayerNorm(image_dim),
+            LayerNorm(image_dim),
             nn.Linear(image_dim, image_dim),
             nn.GELU(),
             nn.Linear(image_dim, dim),
-            nn.LayerNorm(dim),
+            LayerNorm(dim),
         )
 
     def forward(self, image: Tensor) -> Tensor:

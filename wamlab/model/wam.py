@@ -94,6 +94,8 @@ class WAMConfig:
 class WorldActionModel(nn.Module):
     """One transformer that denoises the next video latents and the actions that lead there."""
 
+    block_type = Block
+
     def __init__(self, config: WAMConfig) -> None:
         super().__init__()
         c, dim = config, config.dim
@@ -105,7 +107,7 @@ class WorldActionModel(nn.Module):
         self.time_embedding = nn.Sequential(nn.Linear(c.freq_dim, dim), nn.SiLU(), nn.Linear(dim, dim))
         self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
         self.blocks = nn.ModuleList(
-            Block(dim, c.heads, c.ffn_dim, c.eps, has_image=c.has_image) for _ in range(c.layers)
+            self.block_type(dim, c.heads, c.ffn_dim, c.eps, has_image=c.has_image) for _ in range(c.layers)
         )
         self.head = VideoHead(dim, PATCH_PX**2 * c.latent_channels, c.eps)
         if c.has_image:
@@ -201,7 +203,7 @@ class WorldActionModel(nn.Module):
     def start(self, text: Float[Tensor, "b n d"], image: Tensor | None = None) -> History:
         """Begin sessions: project the instruction (and first image) once for all that follows."""
         context = self._context(text, image)
-        return History(tuple(block.cross_attn.keys(context) for block in self.layers))
+        return History(tuple(block.cross_keys(context) for block in self.layers))
 
     def observe(
         self, history: History, latents: Float[Tensor, "b t c h w"], condition: Tensor | None = None
@@ -313,7 +315,7 @@ class WorldActionModel(nn.Module):
     def _time(self, levels: Tensor) -> tuple[Tensor, Tensor]:
         """Embed noise levels (b, slots), in float32: the embedding (b, slots, d) and modulation (b, slots, 6, d)."""
         with torch.autocast(levels.device.type, enabled=False):
-            dtype = self.patch_embedding.weight.dtype
+            dtype = next(self.time_embedding.parameters()).dtype
             time = self.time_embedding(time_sinusoid(levels, self.config.freq_dim).to(dtype))
             return time, self.time_projection(time).unflatten(-1, (6, -1))
 

@@ -34,6 +34,7 @@ from wamlab.model.tensor_files import (
     write_tensors,
 )
 from wamlab.model.wam import WorldActionModel
+from wamlab.tensors import put
 
 WINDOWS, WINDOW = 4, 16  # of values of each tensor that go into a fingerprint
 
@@ -97,6 +98,8 @@ def load_pretrained(
 ) -> Loaded:
     """Stream a checkpoint into a network, each tensor cast to the type and moved to the device it has there.
 
+    Of a network that is shared among processes each takes its share, one whole tensor in memory at a time.
+
     A DreamZero bundle must fit exactly; its encoders are skipped. A Wan checkpoint without any action module leaves
     those, and in a network on Wan2.2-TI2V-5B the image path, to a fresh draw from ``generator`` (on the CPU). Adapters
     of a network that has them stay as they are. Raises InputError for anything else that is missing, extra or of
@@ -115,9 +118,9 @@ def load_pretrained(
         )
     with torch.no_grad():
         for name, entry in entries.items():
-            targets[name].copy_(read_tensor(entry))
+            put(targets[name], read_tensor(entry))
         for name in fit.fresh:
-            targets[name].copy_(_fresh(name, shapes[name], generator))
+            put(targets[name], _fresh(name, shapes[name], generator))
     return Loaded(path, layout, tuple(entries), fit.fresh)
 
 

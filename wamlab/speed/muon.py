@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW
 
+from wamlab.tensors import shared_like, whole
+
 COEFFICIENTS = (3.4445, -4.775, 2.0315)  # of the quintic that drives singular values towards 1
 NUM_ITERATIONS = 5
 RMS_OF_ADAMW = 0.2  # root mean square of an AdamW update, which Muon's are scaled to
@@ -55,10 +57,11 @@ class Muon(AdamW):
                 shapes.setdefault(tuple(p.shape), []).append(p)
         for shape, matrices in shapes.items():
             scale = RMS_OF_ADAMW * math.sqrt(max(shape))
-            updates = orthogonalized(torch.stack([self._momentum(p, group["momentum"]) for p in matrices]))
+            # Only a whole matrix can be made orthogonal: processes that share it gather it and each does so.
+            updates = orthogonalized(torch.stack([whole(self._momentum(p, group["momentum"])) for p in matrices]))
             for p, update in zip(matrices, updates.unbind(), strict=True):
                 p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(update.type_as(p), alpha=-group["lr"] * scale)
+                p.add_(shared_like(update.to(p.dtype), p), alpha=-group["lr"] * scale)
 
     def _momentum(self, p: Tensor, momentum: float) -> Tensor:
         """Return the Nesterov momentum of a gradient."""

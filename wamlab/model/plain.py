@@ -1,26 +1,58 @@
 """The world action model written out plainly, as the oracle and the baseline of everything done for speed.
 
-It takes the parameters of a ``WorldActionModel`` and computes what the published training step computes, in its order:
-modulation spread over every token, rotations in complex double precision, text padded to its full length, image and
-text keys projected anew in every layer, fifteen attention calls a layer at four blocks, and every token through every
-layer whether or not its result is used.
+``PlainWorldActionModel`` trains so; ``plain_forward`` takes the parameters of any ``WorldActionModel``. Both compute
+what the published training step computes, in its order: modulation spread over every token, rotations in complex
+double precision, text padded to its full length, image and text keys projected anew in every layer, fifteen attention
+calls a layer at four blocks, and every token through every layer whether or not its result is used.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from wamlab.errors import InputError
 from wamlab.model.block import Block, CrossAttention, RmsNorm
 from wamlab.model.positions import axis_angles, video_angles
 from wamlab.model.tokens import patches, unpatch
-from wamlab.model.wam import PATCH_PX, WorldActionModel
+from wamlab.model.wam import PATCH_PX, WAMConfig, WorldActionModel
 from wamlab.types import Batch, Noised, Velocity
 
 
-def plain_forward(net: WorldActionModel, batch: Batch, noised: Noised) -> Velocity:
+class PlainBlock(Block):
+    """A block whose training form is the plain one; cached inference is that of ``Block``."""
+
+    def forward(self, *args: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return plain_block(self, *args)
+
+
+class PlainWorldActionModel(WorldActionModel):
+    """The network as published training computes it; its parameters, losses and gradients are those of the fast one."""
+
+    block_type = PlainBlock
+
+    def __init__(self, config: WAMConfig) -> None:
+        if config.video_spread or config.drops_noisy_first or config.position_scale:
+            raise InputError(
+                "the plain network is the published one: model.video_spread, model.drops_noisy_first and "
+                "model.position_scale must be off"
+            )
+        super().__init__(config)
+
+    def forward(self, batch: Batch, noised: Noised) -> Velocity:
+        """Predict every noised block of a window, including noised frame 0."""
+        return plain_forward(self, batch, noised, lambda block, *args: block(*args))
+
+
+def plain_forward(
+    net: WorldActionModel, batch: Batch, noised: Noised, run_block: Callable[..., Tensor] | None = None
+) -> Velocity:
     """Predict every noised block of a window, including noised frame 0."""
+    run_block = run_block or plain_block
     c = net.config
     num_blocks, num_frames = batch.state.shape[1], batch.latents.shape[1]
     num_actions = noised.actions.shape[1] // num_blocks
@@ -46,7 +78,7 @@ def plain_forward(net: WorldActionModel, batch: Batch, noised: Noised) -> Veloci
     tokens = torch.cat([clean, noisy, actions, net.state_encoder(batch.state)], dim=1)
     groups = query_groups(num_blocks, frame_tokens, c.latents_per_block, num_actions, c.states_per_block)
     for block in net.layers:
-        tokens = plain_block(block, tokens, modulation, rotation, text, image, groups)
+        tokens = run_block(block, tokens, modulation, rotation, text, image, groups)
     num_video = num_frames * frame_tokens
     found = tokens[:, num_video : 2 * num_video]
     shift, scale = (net.head.modulation[:, None] + time[:, num_video : 2 * num_video, None]).unbind(2)

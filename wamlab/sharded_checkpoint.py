@@ -1,0 +1,126 @@
+"""Checkpoints that every process writes its share of: asynchronous, whole or not at all, for any number of processes.
+
+``step_00001000`` holds ``shards/``, in the format of ``torch.distributed.checkpoint``, with tensors by name, and
+``state.json``, which is written last. It is read by as many processes as there are then, or by one that shares nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import Optimizer
+
+from wamlab.errors import InputError
+from wamlab.speed.ranks import Ranks
+from wamlab.train import Ema
+
+SHARDS = "shards"
+
+
+class ShardWriter:
+    """Writes checkpoints beside training: a step waits for a copy of its state, not for the disk.
+
+    All processes call its methods together. One checkpoint is written at a time.
+    """
+
+    def __init__(self, folder: Path, ranks: Ranks, *, num_kept: int = 2, base: str | None = None) -> None:
+        self.folder, self.ranks, self.num_kept, self.base = folder, ranks, num_kept, base
+        self._group = dist.new_group(backend="gloo")  # writing must not disturb the order of training's messages
+        self._writing: tuple[int, Future, bool] | None = None
+
+    def write(self, step: int, net: nn.Module, optimizer: Optimizer, ema: Ema | None) -> None:
+        """Begin to write the checkpoint of a step, after the one before it is on the disk."""
+        self.wait()
+        partial = self._partial(step)
+        if self.ranks.is_first:
+            for leftover in self.folder.glob(".step_*"):  # of processes that were killed in here
+                shutil.rmtree(leftover)
+            self._attempt(step, lambda: partial.mkdir(parents=True))
+        self.ranks.wait()
+        state = state_of(net, optimizer, ema)
+        future = self._attempt(
+            step, lambda: dcp.async_save(state, checkpoint_id=partial / SHARDS, process_group=self._group)
+        )
+        assert isinstance(future, Future)
+        self._writing = step, future, ema is not None
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written, and give it its name once all of it is there."""
+        if self._writing is None:
+            return
+        (step, future, has_ema), self._writing = self._writing, None
+        self._attempt(step, future.result)
+        self.ranks.wait()
+        if not self.ranks.is_first:
+            return
+        from wamlab.checkpoint import list_checkpoints
+
+        target, partial = self.folder / f"step_{step:08d}", self._partial(step)
+        (partial / "state.json").write_text(json.dumps({"step": step, "has_ema": has_ema, "base": self.base}))
+        if target.exists():
+            shutil.rmtree(target)
+        partial.rename(target)
+        for old in list_checkpoints(self.folder)[: -self.num_kept]:
+            shutil.rmtree(old)
+
+    def _partial(self, step: int) -> Path:
+        return self.folder / f".step_{step:08d}.partial"
+
+    def _attempt(self, step: int, action: Any) -> Any:
+        try:
+            return action()
+        except (OSError, RuntimeError, dcp.CheckpointException) as error:
+            raise InputError(
+                f"the checkpoint of step {step} cannot be written below {self.folder} "
+                f"({str(error).strip().splitlines()[0]}): free space, then resume"
+            ) from error
+
+
+def state_of(net: nn.Module, optimizer: Optimizer | None, ema: Ema | None) -> dict[str, Any]:
+    """Return what a checkpoint holds, by name; tensors are the very ones of the run, or its shares."""
+    options = StateDictOptions(ignore_frozen_params=True)
+    state: dict[str, Any] = {"net": get_model_state_dict(net, options=options)}
+    if optimizer is not None:
+        state["optimizer"] = get_optimizer_state_dict(net, optimizer, options=options)
+    if ema is not None:
+        state["ema"] = dict(ema.average)
+    return state
+
+
+def read_shards(
+    checkpoint: Path, net: nn.Module, optimizer: Optimizer | None, ema: Ema | None, *, is_ema: bool = False
+) -> None:
+    """Put a checkpoint into a network, an optimiser and an average; ``is_ema`` puts the average into the network."""
+    state = state_of(net, optimizer, ema)
+    if is_ema:
+        state = {"ema": state["net"]}
+    try:
+        dcp.load(state, checkpoint_id=checkpoint / SHARDS, no_dist=not dist.is_initialized())
+    except (OSError, RuntimeError, ValueError, KeyError, dcp.CheckpointException) as error:
+        lines = str(error).strip().splitlines() or [repr(error)]
+        raise InputError(
+            f"{checkpoint} cannot be read ({lines[-1]}): delete it to go on from an older one, or use its own recipe"
+        ) from error
+    options = StateDictOptions(ignore_frozen_params=True)
+    set_model_state_dict(net, state["ema" if is_ema else "net"], options=options)
+    if optimizer is not None:
+        set_optimizer_state_dict(net, optimizer, state["optimizer"], options=options)
+    if ema is not None:
+        with torch.no_grad():
+            for name, average in ema.average.items():
+                average.copy_(state["ema"][name])
