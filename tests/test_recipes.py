@@ -67,6 +67,8 @@ def test_a_run_folder_tells_the_whole_story(run: Run) -> None:
     records, _ = read_metrics(run)
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
     assert records[0]["split_s"].keys() == {"data", "encode", "forward", "backward", "optimizer"}
+    assert all(0 < record["mfu"] < 1 and 0 < record["hfu"] < 1 for record in records)
+    assert all(record["samples_per_s_device"] == record["samples_per_s"] for record in records)
     assert [line["step"] for line in read_evaluations(run)] == [0, 3, 6]
     assert [path.name for path in sorted(run.pictures.iterdir())] == [f"step_{step:08d}.png" for step in (0, 3, 6)]
     assert [path.name for path in sorted(run.checkpoints.iterdir())] == ["step_00000004", "step_00000006"]

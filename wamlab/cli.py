@@ -15,7 +15,7 @@ import tyro
 from tyro.conf import AvoidSubcommands, Positional
 
 from wamlab.errors import InputError
-from wamlab.recipes.commands import check_numbers, convert_weights, inspect_weights, show_robot
+from wamlab.recipes.commands import check_numbers, convert_weights, inspect_weights, plan_training, show_robot
 from wamlab.recipes.datasets import check_data, convert_data, import_video_files, make_data, show_data
 from wamlab.recipes.measure_data import measure_data
 
@@ -143,6 +143,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {  # each prints, and may retur
     "robot": show_robot,
     "weights inspect": inspect_weights,
     "weights convert": convert_weights,
+    "plan": plan_training,
     "demo": demo,
     "bench": bench,
 }
@@ -166,6 +167,8 @@ USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --hel
   weights inspect PATH        say what a published checkpoint holds and which network it fits
   weights convert SOURCE TARGET --layout LAYOUT
                               write a checkpoint in another layout or number type
+  plan RECIPE --devices 8xH100
+                              predict a step there, its memory and its bottleneck: --method, --micro-batch, --backtest
   bench [NAME [DATASET]]      measure one thing against a baseline: --quick, --json
   demo                        dataset, training and result in one go"""
 

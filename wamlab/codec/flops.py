@@ -17,11 +17,11 @@ from wamlab.codec.video import GROUP
 class EncoderCost:
     """One pass of a frozen encoder over one sample."""
 
-    flops: float
-    bytes_moved: float = 0.0  # of everything but products and convolutions, run eagerly in bf16
+    flops: int | float
+    bytes_moved: int | float = 0.0  # of everything but products and convolutions, run eagerly in bf16
     launches: int = 0  # kernels, however many samples a pass has
     products: int = 1  # matrix products or convolutions among them
-    weight_bytes: float = 0.0  # in bf16
+    weight_bytes: int | float = 0.0  # in bf16
 
 
 VAE_COSTS = {  # of 33 frames: (height, width, FLOPs, bytes moved, kernels, convolutions, parameters encoding)

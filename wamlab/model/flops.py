@@ -39,11 +39,11 @@ class NetworkFlops:
     """FLOPs of one sample; ``forward`` is of the whole network, the parts add up to it."""
 
     tokens: int
-    block_linear: float  # one block's maps, context's included
-    block_attention: float  # one block's self- and cross-attention
-    saved_last: float  # what the last block leaves out as nobody reads it
-    outside: float  # embeddings, noise levels and heads
-    without_gradient: float  # input gradients that no parameter needs, of the first maps
+    block_linear: int | float  # one block's maps, context's included
+    block_attention: int | float  # one block's self- and cross-attention
+    saved_last: int | float  # what the last block leaves out as nobody reads it
+    outside: int | float  # embeddings, noise levels and heads
+    without_gradient: int | float  # input gradients that no parameter needs, of the first maps
     num_layers: int
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from wamlab.recipes.config import Recipe
 from wamlab.recipes.methods import find_method
@@ -21,7 +22,7 @@ class Point:
     recipe: Callable[[], Recipe]
     method: str
     micro_batch: int
-    step_s: float
+    step_s: int | float
     is_fitted: bool = False  # a constant was fitted to it
     is_bound: bool = True  # one of the six that the predictor must meet; others are told
 
@@ -48,7 +49,7 @@ POINTS = (
 )
 
 
-def predict_point(point: Point, achieved: Achieved | None = None, *, flops_scale: float = 1.0) -> float:
+def predict_point(point: Point, achieved: Achieved | None = None, *, flops_scale: int | float = 1.0) -> float:
     """Return the seconds predicted for a published step."""
     found = predict(
         point.recipe(), 8, find_peak("H100"), find_method(point.method), achieved=achieved,
@@ -61,7 +62,7 @@ def fit_constants(points: tuple[Point, ...] = POINTS) -> Achieved:
     """Fit the two free constants to the two fitted points, one by bisection inside the other."""
     slow, small = (point for point in points if point.is_fitted)
 
-    def with_host(half: float) -> Achieved:
+    def with_host(half: int | float) -> Achieved:
         return _bisected(
             lambda host: Achieved(convolution_half_gflop=half, host_us=host),
             lambda achieved: predict_point(small, achieved) - small.step_s, 1.0, 200.0,
@@ -71,12 +72,26 @@ def fit_constants(points: tuple[Point, ...] = POINTS) -> Achieved:
 
 
 def _bisected(
-    make: Callable[[float], Achieved], excess: Callable[[Achieved], float], low: float, high: float
+    make: Callable[[float], Achieved], excess: Callable[[Achieved], float], low: int | float, high: int | float
 ) -> Achieved:
     for _ in range(24):
         middle = (low + high) / 2
         low, high = (low, middle) if excess(make(middle)) > 0 else (middle, high)
     return make((low + high) / 2)
+
+
+def expected_error() -> float:
+    """Return the largest relative error over those of the six published steps that were not fitted."""
+    return max(abs(predict_point(p) / p.step_s - 1) for p in POINTS if p.is_bound and not p.is_fitted)
+
+
+def backtest_figures() -> list[dict[str, Any]]:
+    """Return published and predicted seconds of every step, for JSON."""
+    return [
+        {"step": p.label, "micro_batch": p.micro_batch, "published_s": p.step_s, "predicted_s": predict_point(p),
+         "is_fitted": p.is_fitted, "is_bound": p.is_bound}
+        for p in POINTS
+    ]  # fmt: skip
 
 
 def backtest_table(achieved: Achieved | None = None) -> str:

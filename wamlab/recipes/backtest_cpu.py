@@ -27,12 +27,12 @@ EAGER_FLOAT32 = BlockCode(84, 351, 88, 271)
 class CpuBacktest:
     """Forward and backward of a small network, predicted and measured."""
 
-    predicted_s: float
-    measured_s: float
-    matmul_gflops: float  # of square products of the network's width
-    attention_gflops: float  # of a call of its size, forward and backward
-    memory_gb_s: float
-    host_us: float
+    predicted_s: int | float
+    measured_s: int | float
+    matmul_gflops: int | float  # of square products of the network's width
+    attention_gflops: int | float  # of a call of its size, forward and backward
+    memory_gb_s: int | float
+    host_us: int | float
 
     @property
     def error(self) -> float:
@@ -46,7 +46,7 @@ class CpuBacktest:
         )
 
 
-def backtest_cpu(recipe: Recipe | None = None, *, batch_size: int = 16, seconds: float = 2.0) -> CpuBacktest:
+def backtest_cpu(recipe: Recipe | None = None, *, batch_size: int = 16, seconds: int | float = 2.0) -> CpuBacktest:
     """Predict and measure forward and backward of a recipe's network on this CPU."""
     recipe = recipe or tiny()
     config, num_text = recipe.model, recipe.model.text_len // 2
@@ -105,7 +105,7 @@ def _ceilings(config: WAMConfig, batch_size: int, num_tokens: int) -> tuple[floa
     return matmul, attention, 2 * len(kernels) * tokens.nbytes / moved_s, host_s
 
 
-def _measure_s(recipe: Recipe, batch_size: int, num_text: int, seconds: float) -> float:
+def _measure_s(recipe: Recipe, batch_size: int, num_text: int, seconds: int | float) -> float:
     config, window, generator = recipe.model, window_of(recipe), torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:

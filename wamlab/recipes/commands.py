@@ -71,6 +71,54 @@ def convert_weights(
         print(f"left out, as this layout has no place for them: {', '.join(done.left_out)}")
 
 
+def plan_training(
+    recipe: Positional[str] = "",
+    devices: str = "8xH100",
+    method: str = "",
+    micro_batch: int | None = None,
+    backtest: bool = False,
+    json: bool = False,
+) -> None:
+    """Predict a recipe's step on devices that are not here: time, memory and what bounds it, for each method.
+
+    Args:
+        recipe: its name
+        devices: number and kind, such as 8xH100, 4xH200 or L40S
+        method: one of official, fsdp2-base, rlinf, wamlab-eager, wamlab, wamlab-cached; all of them if not given
+        micro_batch: samples a device and step, in place of the recipe's
+        backtest: hold the predictor against published steps and a step of this machine's CPU; takes 5 s
+        json: print the figures as one line of JSON
+    """
+    from json import dumps
+
+    from wamlab.recipes.backtest import backtest_figures, backtest_table, expected_error
+    from wamlab.recipes.methods import find_method
+    from wamlab.recipes.plan import plan, plan_table
+    from wamlab.recipes.published import RECIPES, find_recipe
+    from wamlab.speed.peaks import parse_devices
+
+    if not recipe and not backtest:
+        raise InputError(f"name a recipe to plan, one of {', '.join(RECIPES)}: wamlab plan droid_14b_8gpu")
+    num_devices, peak = parse_devices(devices)
+    chosen = (find_method(method),) if method else ()
+    found = plan(find_recipe(recipe), num_devices, peak, chosen, micro_batch=micro_batch) if recipe else []
+    error = expected_error()
+    if backtest:
+        from wamlab.recipes.backtest_cpu import backtest_cpu
+
+        on_cpu = backtest_cpu()
+    if json:
+        figures = {"plan": [prediction.to_dict() for prediction in found], "expected_error": error}
+        print(dumps(figures | ({"backtest": backtest_figures(), "cpu_error": on_cpu.error} if backtest else {})))
+        return
+    if found:
+        print(plan_table(found))
+        print(f"\nRLinf's benchmark: the four of six steps that no constant was fitted to are met within {error:.0%}")
+        print("(--backtest lists them). Compiled blocks, memory and other devices than the H100 are unchecked.")
+    if backtest:
+        print(f"{chr(10) if found else ''}{backtest_table()}\n{on_cpu}")
+
+
 def check_numbers(least: int | float, **numbers: int | float) -> None:
     """Refuse the first option below ``least`` or not finite."""
     for name, number in numbers.items():

@@ -25,6 +25,7 @@ from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import Recipe
 from wamlab.recipes.evaluate import Evaluation, HeldOut, evaluate, read_held_out
 from wamlab.recipes.parts import fingerprint_of
+from wamlab.recipes.utilization import utilization_of
 from wamlab.speed.clock import Clock
 from wamlab.train import Ema, make_optimizer, train
 from wamlab.types import StepRecord
@@ -103,6 +104,7 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
         first_step = load_checkpoint(newest_checkpoint(run.checkpoints), bench.net, optimizer, ema)
         run.truncate_metrics(first_step)
     held_out = read_held_out(bench)
+    utilization = utilization_of(bench)
     if first_step == 0:
         log_evaluation(bench, run, held_out, 0, ema)
     clock = Clock(bench.device)
@@ -127,7 +129,8 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
                 if is_reported
                 else {}
             )
-            run.log(asdict(record) | {"samples_per_s": record.samples_per_s} | loader)
+            used = utilization.figures(record.num_samples, record.step_s)
+            run.log(asdict(record) | {"samples_per_s": record.samples_per_s} | used | loader)
             if is_last or record.step % recipe.evaluation.every == 0:
                 log_evaluation(bench, run, held_out, record.step, ema)
             if is_last or record.step % recipe.checkpoint_every == 0:

@@ -19,8 +19,8 @@ class BlockCode:
 
     forward_kernels: int
     backward_kernels: int
-    forward_passes: float
-    backward_passes: float
+    forward_passes: int | float
+    backward_passes: int | float
     is_graph: bool = False
 
 

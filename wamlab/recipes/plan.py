@@ -43,9 +43,9 @@ class Prediction:
     num_recomputed: int
     time: StepTime
     memory: Memory
-    memory_limit_gib: float
-    mfu: float
-    hfu: float
+    memory_limit_gib: int | float
+    mfu: int | float
+    hfu: int | float
 
     @property
     def samples_per_s_device(self) -> float:
@@ -97,7 +97,7 @@ def predict(
     *,
     achieved: Achieved | None = None,
     micro_batch: int | None = None,
-    flops_scale: float = 1.0,
+    flops_scale: int | float = 1.0,
 ) -> Prediction:
     """Predict a training step of a recipe with one method; ``flops_scale`` multiplies the network's operations."""
     achieved = achieved or Achieved()
@@ -142,7 +142,13 @@ def predict(
 
 
 def _network_phases(
-    config: WAMConfig, flops: NetworkFlops, method: Method, size: int, num_recomputed: int, scale: float, is_lora: bool
+    config: WAMConfig,
+    flops: NetworkFlops,
+    method: Method,
+    size: int,
+    num_recomputed: int,
+    scale: int | float,
+    is_lora: bool,
 ) -> tuple[Phase, ...]:
     """Return forward (with the blocks that are recomputed) and backward."""
     layers, code = config.layers, method.block
@@ -152,7 +158,9 @@ def _network_phases(
         outside += 2 * flops.tokens * (config.freq_dim * config.dim + 7 * config.dim**2)
     num_maps = 14  # products of a block: 4 and 4 maps, 2 of the feed-forward, 4 of the context
 
-    def phase(name: str, blocks: float, factor: float, kernels: int, passes: float, rest: float) -> Phase:
+    def phase(
+        name: str, blocks: int | float, factor: int | float, kernels: int, passes: int | float, rest: int | float
+    ) -> Phase:
         saved_attention = flops.saved_last * flops.block_attention / flops.block
         saved = flops.saved_last - saved_attention
         last = min(blocks / layers, 1.0)

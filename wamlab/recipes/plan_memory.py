@@ -17,12 +17,12 @@ GIB = 2**30
 class Memory:
     """Predicted GiB of one device at its peak."""
 
-    parameters: float
-    gradients: float
-    optimizer: float
-    unsharded: float  # units whose parameters and gradients are whole at a time
-    activations: float
-    encoders: float
+    parameters: int | float
+    gradients: int | float
+    optimizer: int | float
+    unsharded: int | float  # units whose parameters and gradients are whole at a time
+    activations: int | float
+    encoders: int | float
 
     @property
     def total(self) -> float:
@@ -31,7 +31,7 @@ class Memory:
 
 def choose_recompute(
     recipe: Recipe, method: Method, num_devices: int, size: int, flops: NetworkFlops, num_parameters: int,
-    trained: int, costs: tuple[EncoderCost, ...], limit_gib: float,
+    trained: int, costs: tuple[EncoderCost, ...], limit_gib: int | float,
 ) -> tuple[int, Memory]:  # fmt: skip
     """Return how many blocks are recomputed, and the memory that needs; "fit" takes the fewest that fit."""
 
@@ -67,7 +67,8 @@ def predict_memory(
     block = (num_parameters / model.layers) * 2.0 / GIB
     shard = parts if method.sharding != "none" else 1
     if method.sharding == "fsdp2":
-        parameters, gradients = 4.0 * num_parameters / parts / GIB, 4.0 * trained / parts / GIB
+        weights = 4.0 * trained + 2.0 * (num_parameters - trained)  # frozen ones stay in bf16
+        parameters, gradients = weights / parts / GIB, 4.0 * trained / parts / GIB
         unsharded = 3 * block
     else:
         parameters, gradients = (

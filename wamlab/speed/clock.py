@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch.autograd import profiler
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,7 +21,7 @@ PARTS = ("data", "h2d", "encode", "forward", "backward", "communication", "optim
 
 def marked(part: str) -> AbstractContextManager[object]:
     """Name the body of a ``with`` statement in a profiler's trace; without a profiler it costs next to nothing."""
-    return torch.profiler.record_function(part) if torch.autograd._profiler_enabled() else nullcontext()
+    return torch.profiler.record_function(part) if profiler._is_profiler_enabled else nullcontext()
 
 
 class Clock:

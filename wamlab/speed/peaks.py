@@ -18,10 +18,10 @@ class DevicePeak:
     """Published limits of one accelerator; dense, without sparsity."""
 
     name: str
-    bf16_tflops: float  # 1e12 operations a second with float32 accumulation
-    memory_tb_s: float  # 1e12 bytes a second
-    memory_gb: float  # 1e9 bytes
-    link_gb_s: float  # 1e9 bytes a second each way between the devices of one machine
+    bf16_tflops: int | float  # 1e12 operations a second with float32 accumulation
+    memory_tb_s: int | float  # 1e12 bytes a second
+    memory_gb: int | float  # 1e9 bytes
+    link_gb_s: int | float  # 1e9 bytes a second each way between the devices of one machine
     has_nvlink: bool
     source: str
 
@@ -84,7 +84,11 @@ def _plain(name: str) -> str:
 
 
 def measure_matmul_peak(
-    device: torch.device | str, dtype: torch.dtype = torch.bfloat16, *, size: int | None = None, seconds: float = 0.2
+    device: torch.device | str,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    size: int | None = None,
+    seconds: int | float = 0.2,
 ) -> float:
     """Measure the most FLOP/s that square products reach here; ``size`` None fits the device (8192 or 1024)."""
     device = torch.device(device)
@@ -94,7 +98,7 @@ def measure_matmul_peak(
     return 2 * size**3 / measure_call_s(lambda: torch.mm(left, right, out=out), device, seconds=seconds)
 
 
-def measure_call_s(call: Callable[[], object], device: torch.device | str, *, seconds: float = 0.2) -> float:
+def measure_call_s(call: Callable[[], object], device: torch.device | str, *, seconds: int | float = 0.2) -> float:
     """Return the shortest time of a call, repeated for so long after a first, untimed one."""
     is_cuda = torch.device(device).type == "cuda"
 

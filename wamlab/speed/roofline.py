@@ -17,20 +17,22 @@ class Achieved:
     """What software reaches of what hardware can do; shares of a peak unless a unit is named."""
 
     # cuBLAS bf16 at 700 W, 600 to 650 of 989 TFLOP/s on random data (Hopper boosts lower than its data sheet says)
-    matmul: float = 0.62
-    matmul_half_gflop: float = 10.0  # a product of this size reaches half of it: some 20 us of all 132 multiprocessors
-    attention: float = 0.35  # FlashAttention-2 on Hopper (FlashAttention-3 paper, arXiv 2407.08608: 35 %)
-    convolution: float = 0.30  # large bf16 3-D convolutions, channels first, as implicit products
-    convolution_half_gflop: float = 322.0  # FITTED: a convolution of this size reaches half of that
-    memory: float = 0.80  # elementwise kernels over large tensors
-    link: float = 0.80  # NCCL rings over NVLink; half of it over PCIe, which needs the host
-    host_us: float = 44.0  # FITTED: host time of an eager kernel with its Python, autograd and hooks
-    graph_us: float = 3.0  # a kernel inside a compiled block or graph
-    host_link_gb_s: float = 25.0  # pinned copies over PCIe 4 or half-used PCIe 5
-    host_optimizer_gb_s: float = 12.0  # one core's memory bandwidth: torchrun gives each process one thread
-    host_optimizer_bytes: float = 48.0  # a parameter: Adam 28, norm 4, unscaling 8, widening and narrowing 8
+    matmul: int | float = 0.62
+    matmul_half_gflop: int | float = (
+        10.0  # a product of this size reaches half of it: some 20 us of all 132 multiprocessors
+    )
+    attention: int | float = 0.35  # FlashAttention-2 on Hopper (FlashAttention-3 paper, arXiv 2407.08608: 35 %)
+    convolution: int | float = 0.30  # large bf16 3-D convolutions, channels first, as implicit products
+    convolution_half_gflop: int | float = 322.0  # FITTED: a convolution of this size reaches half of that
+    memory: int | float = 0.80  # elementwise kernels over large tensors
+    link: int | float = 0.80  # NCCL rings over NVLink; half of it over PCIe, which needs the host
+    host_us: int | float = 44.0  # FITTED: host time of an eager kernel with its Python, autograd and hooks
+    graph_us: int | float = 3.0  # a kernel inside a compiled block or graph
+    host_link_gb_s: int | float = 25.0  # pinned copies over PCIe 4 or half-used PCIe 5
+    host_optimizer_gb_s: int | float = 12.0  # one core's memory bandwidth: torchrun gives each process one thread
+    host_optimizer_bytes: int | float = 48.0  # a parameter: Adam 28, norm 4, unscaling 8, widening and narrowing 8
 
-    def with_fit(self, **values: float) -> Achieved:
+    def with_fit(self, **values: int | float) -> Achieved:
         """Return the constants with some replaced."""
         return replace(self, **values)
 
@@ -39,9 +41,9 @@ class Achieved:
 class Limits:
     """What the devices of one machine can do, in units without prefixes."""
 
-    flops: float  # a second
-    memory: float  # bytes a second
-    link: float  # bytes a second each way
+    flops: int | float  # a second
+    memory: int | float  # bytes a second
+    link: int | float  # bytes a second each way
     num_devices: int
     has_nvlink: bool = True
 
@@ -55,14 +57,14 @@ class Phase:
     """One stretch of a step on one device."""
 
     name: str
-    matmul_flops: float = 0.0
-    num_matmuls: float = 1.0
-    attention_flops: float = 0.0
-    convolution_flops: float = 0.0
-    num_convolutions: float = 1.0
-    bytes_moved: float = 0.0
-    launches: float = 0.0  # eager kernels
-    graph_launches: float = 0.0  # kernels of compiled code
+    matmul_flops: int | float = 0.0
+    num_matmuls: int | float = 1.0
+    attention_flops: int | float = 0.0
+    convolution_flops: int | float = 0.0
+    num_convolutions: int | float = 1.0
+    bytes_moved: int | float = 0.0
+    launches: int | float = 0.0  # eager kernels
+    graph_launches: int | float = 0.0  # kernels of compiled code
     repeats: int = 1  # times the whole phase is run, one after the other
     is_serial: bool = False  # host and device take turns, as something in each layer waits for the device
 
@@ -72,19 +74,19 @@ class PhaseTime:
     """Seconds of one phase by what takes them; ``seconds`` is what the phase lasts."""
 
     name: str
-    matmul_s: float
-    attention_s: float
-    convolution_s: float
-    memory_s: float
-    host_s: float
-    seconds: float
+    matmul_s: int | float
+    attention_s: int | float
+    convolution_s: int | float
+    memory_s: int | float
+    host_s: int | float
+    seconds: int | float
 
     @property
     def device_s(self) -> float:
         return self.matmul_s + self.attention_s + self.convolution_s + self.memory_s
 
 
-def saturating(share: float, flops: float, calls: float, half_gflop: float) -> float:
+def saturating(share: int | float, flops: int | float, calls: int | float, half_gflop: int | float) -> float:
     """Return the share of the peak that calls of a mean size reach: half of ``share`` at ``half_gflop``."""
     size = flops / max(calls, 1.0)
     return share * size / (size + half_gflop * 1e9) if size else share
@@ -107,20 +109,20 @@ def time_phase(phase: Phase, limits: Limits, achieved: Achieved) -> PhaseTime:
     return PhaseTime(phase.name, *parts, host_s, seconds)
 
 
-def time_collective(num_bytes: float, limits: Limits, achieved: Achieved) -> float:
+def time_collective(num_bytes: int | float, limits: Limits, achieved: Achieved) -> float:
     """Return the seconds of a ring all-gather or reduce-scatter of so many whole, unsharded bytes."""
     share = (limits.num_devices - 1) / limits.num_devices
     reached = achieved.link * (1.0 if limits.has_nvlink else 0.5)
     return num_bytes * share / (reached * limits.link)
 
 
-def time_host_optimizer(num_parameters: float, achieved: Achieved) -> float:
+def time_host_optimizer(num_parameters: int | float, achieved: Achieved) -> float:
     """Return the seconds of Adam on the host over one rank's parameters: gradients down, update, weights up."""
     copies = num_parameters * (4 + 2) / (achieved.host_link_gb_s * 1e9)
     return copies + num_parameters * achieved.host_optimizer_bytes / (achieved.host_optimizer_gb_s * 1e9)
 
 
-def time_device_optimizer(num_parameters: float, limits: Limits, achieved: Achieved, *, is_fused: bool) -> float:
+def time_device_optimizer(num_parameters: int | float, limits: Limits, achieved: Achieved, *, is_fused: bool) -> float:
     """Return the seconds of AdamW and clipping: 28 bytes a parameter in one pass, some three times that unfused."""
     return num_parameters * (32.0 if is_fused else 90.0) / (achieved.memory * limits.memory)
 
@@ -130,10 +132,10 @@ class StepTime:
     """A predicted step: its phases, and what is not hidden behind them."""
 
     phases: tuple[PhaseTime, ...]
-    communication_s: float  # all of it
-    exposed_s: float  # what no computation hides
-    optimizer_s: float
-    data_s: float  # decoding, beside everything else
+    communication_s: int | float  # all of it
+    exposed_s: int | float  # what no computation hides
+    optimizer_s: int | float
+    data_s: int | float  # decoding, beside everything else
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -171,11 +173,11 @@ def time_step(
     limits: Limits,
     achieved: Achieved,
     *,
-    gathered_bytes: float,
+    gathered_bytes: int | float,
     num_units: int,
     is_overlapped: bool,
-    optimizer_s: float,
-    data_s: float,
+    optimizer_s: int | float,
+    data_s: int | float,
 ) -> StepTime:
     """Predict a step; an overlapped exchange shows what the device's work cannot hide, and its first unit."""
     times = tuple(time_phase(phase, limits, achieved) for phase in phases)

@@ -14,14 +14,14 @@ from wamlab.types import StepRecord
 class Utilization:
     """What a sample costs and what its devices can do (PaLM, arXiv 2204.02311, appendix B)."""
 
-    model_flops: float  # forward and backward of a sample: of MFU
-    executed_flops: float  # with what is recomputed and with frozen encoders: of HFU
+    model_flops: int | float  # forward and backward of a sample: of MFU
+    executed_flops: int | float  # with what is recomputed and with frozen encoders: of HFU
     tokens: int  # of a sample
-    peak_flops: float  # a second and device
+    peak_flops: int | float  # a second and device
     num_devices: int = 1
     peak_source: str = ""
 
-    def figures(self, num_samples: int, step_s: float) -> dict[str, float]:
+    def figures(self, num_samples: int, step_s: int | float) -> dict[str, float]:
         """Return a step's rates and shares of the peak; ``num_samples`` counts those of all devices."""
         rate = num_samples / step_s / self.num_devices
         return {
