@@ -92,6 +92,7 @@ def plan_training(
     from json import dumps
 
     from wamlab.recipes.backtest import backtest_figures, backtest_table, expected_error
+    from wamlab.recipes.backtest_cpu import backtest_cpu
     from wamlab.recipes.methods import find_method
     from wamlab.recipes.plan import plan, plan_table
     from wamlab.recipes.published import RECIPES, find_recipe
@@ -103,20 +104,17 @@ def plan_training(
     chosen = (find_method(method),) if method else ()
     found = plan(find_recipe(recipe), num_devices, peak, chosen, micro_batch=micro_batch) if recipe else []
     error = expected_error()
-    if backtest:
-        from wamlab.recipes.backtest_cpu import backtest_cpu
-
-        on_cpu = backtest_cpu()
+    on_cpu = backtest_cpu() if backtest else None
     if json:
         figures = {"plan": [prediction.to_dict() for prediction in found], "expected_error": error}
-        print(dumps(figures | ({"backtest": backtest_figures(), "cpu_error": on_cpu.error} if backtest else {})))
+        print(dumps(figures | ({"backtest": backtest_figures(), "cpu_error": on_cpu.error} if on_cpu else {})))
         return
     if found:
         print(plan_table(found))
         print(f"\nRLinf's benchmark: the four of six steps that no constant was fitted to are met within {error:.0%}")
         print("(--backtest lists them). Compiled blocks, memory and other devices than the H100 are unchecked.")
-    if backtest:
-        print(f"{chr(10) if found else ''}{backtest_table()}\n{on_cpu}")
+    if on_cpu:
+        print(f"\n{backtest_table()}\n{on_cpu}")
 
 
 def check_numbers(least: int | float, **numbers: int | float) -> None:
