@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -89,10 +90,16 @@ def test_constraints_satisfy_pyproject() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
     pins: dict[str, str] = {canonicalize_name(name): pin for name, pin in pairs}
-    for text in project["dependencies"] + project["optional-dependencies"]["test"]:
+    for text in [*project["dependencies"], *chain(*project["optional-dependencies"].values())]:
         requirement = Requirement(text)
         assert requirement.name in pins, f"constraints.txt does not pin {requirement.name}"
         assert requirement.specifier.contains(pins[requirement.name])
+
+
+def test_torchcodec_stays_below_the_first_version_that_needs_cuda_libraries() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    allowed = Requirement(project["optional-dependencies"]["torchcodec"][0]).specifier
+    assert allowed.contains("0.13.0") and not allowed.contains("0.14.0")
 
 
 def test_no_forbidden_file_names() -> None:

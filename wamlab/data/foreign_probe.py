@@ -81,14 +81,15 @@ def _probe_anew(path: Path, index: FrameIndex) -> Probe:
 
 
 def refuse(backend: str, path: Path, found: Probe) -> None:
-    """Raise InputError if the backend (torchcodec, decord or decord2) returns wrong frames of such a file."""
+    """Raise InputError if the backend (torchcodec, decord or decord2) returns wrong frames of such a file, or none."""
     is_decord = backend != "torchcodec"
+    if backend == "decord" and found.codec == "av1":
+        raise InputError(f'decord cannot read AV1 ({path}); use backend="pyav", or decord2')
     reasons = {
         "the container is neither mp4 nor Matroska": found.container not in SAFE_CONTAINERS,
         "an edit list cuts frames off": found.num_hidden > 0,
         "it has no instantaneous key frames (gradual refresh)": found.has_gradual_refresh,
         "it turns frames by the display matrix": found.rotation != 0,
-        "its codec is AV1 (decord2 can)": backend == "decord" and found.codec == "av1",
         "its codec is HEVC": is_decord and found.codec == "hevc",
         "its groups of pictures are open": is_decord and found.has_leading_frames,
         "it is MPEG-4 with B-frames": is_decord and found.codec == "mpeg4" and found.is_reordered,

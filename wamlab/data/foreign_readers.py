@@ -23,7 +23,7 @@ class TorchCodecReader:
     """Decode by torchcodec's exact mode; every frame's time stamp is checked against the index."""
 
     def __init__(self, path: Path, index: FrameIndex):
-        decoders = _import("torchcodec.decoders", "pip install torchcodec (it needs FFmpeg libraries)")
+        decoders = _import("torchcodec.decoders", "pip install 'wamlab[torchcodec]' (it needs FFmpeg libraries)")
         self.path, self.index = path, index
         found = probe(path, self.index)
         refuse("torchcodec", path, found)
