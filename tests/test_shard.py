@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from wamlab.cli import main
 from wamlab.errors import InputError
+from wamlab.lab.run import find_run, read_metrics
 from wamlab.speed.ranks import Ranks, read_ranks
 from wamlab.speed.shard import ShardConfig
 
@@ -78,3 +80,33 @@ def test_what_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("RANK", "one")
     with pytest.raises(InputError, match="start the run with torchrun"):
         read_ranks()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_the_command_trains_in_two_processes_and_goes_on_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "make", "recorded", "--families", "reach", "--episodes", "6", "--size-px", "32", "32"]) == 0
+    words = [
+        "train", "tiny", "--data.root", "recorded", "--robot.view-height-px", "32", "--robot.view-width-px", "32",
+        "--train.learning-rate", "1e-4", "--train.final-rate-fraction", "1",
+        "--model.layers", "2", "--model.dim", "48", "--model.ffn-dim", "96",
+        "--evaluation.every", "2", "--evaluation.num-clips", "2", "--checkpoint-every", "2", "--speed.recompute", "all",
+    ]  # fmt: skip
+    alone = [*words, "--runs", "alone", "--train.batch-size", "4"]
+    assert main([*alone, "--train.num-steps", "4"]) == 0
+    shared = [*words, "--runs", "shared"]
+    both = [*shared, "--train.batch-size", "2", "--train.num-steps", "2", "--processes", "2"]
+    done = subprocess.run([sys.executable, "-m", "wamlab.cli", *both], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rest = ["--train.num-steps", "4", "--resume"]
+    assert main([*shared, "--train.batch-size", "2", *rest]) == 2
+    assert "took 4 samples a step, 1 processes with train.batch_size 2 take 2" in capsys.readouterr().err
+    assert main([*shared, "--train.batch-size", "4", *rest]) == 0
+    found, wanted = (
+        [[r["loss"], r["gradient_norm"], r["num_samples"]] for r in read_metrics(find_run(tmp_path / folder))[0]]
+        for folder in ("shared", "alone")
+    )
+    assert len(found) == 4
+    assert list(chain(*found)) == pytest.approx(list(chain(*wanted)), rel=1e-4)

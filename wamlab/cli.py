@@ -26,11 +26,16 @@ def train_recipe(recipe: Any, runs: Path, *, is_resumed: bool) -> None:
     from wamlab.lab.run import open_run
     from wamlab.recipes.build import Workbench
     from wamlab.recipes.fit import fit_with_bar, start_run, summarize
+    from wamlab.speed.ranks import leave_ranks
 
     bench = Workbench(recipe)
     with start_run(bench, runs, is_resumed=is_resumed) as run:
         fit_with_bar(bench, run)
-        run.finish(summary=summarize(run))
+        if bench.ranks.is_first:
+            run.finish(summary=summarize(run))
+    leave_ranks()
+    if not bench.ranks.is_first:
+        return
     print(summary_table(open_run(run.folder)))
     print(f"report: {write_report(open_run(run.folder)).resolve()}")
 
@@ -204,8 +209,10 @@ def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help") or words in HELP:
         print(USAGE)
         return 0
-    if words[0] in ("train", "encode"):
-        (_train if words[0] == "train" else _encode)(words[1:])
+    if words[0] == "train":
+        return _train(words[1:])
+    if words[0] == "encode":
+        _encode(words[1:])
         return 0
     name = " ".join(words[:2]) if words[0] in ("data", "weights") else words[0]
     if name not in COMMANDS:
@@ -215,11 +222,16 @@ def _run(words: list[str]) -> int:
     return tyro.cli(COMMANDS[name], args=words[len(name.split()) :], prog=f"wamlab {name}") or 0
 
 
-def _train(words: list[str]) -> None:
+def _train(words: list[str]) -> int:
     from wamlab.recipes.order import TrainOrder
+    from wamlab.speed.ranks import read_ranks, torchrun
 
     order = _order_of(TrainOrder, "train", words)
+    check_numbers(1, processes=order.processes)
+    if order.processes > 1 and read_ranks().world_size == 1:
+        return torchrun(order.processes, "wamlab.cli", ["train", *words])
     train_recipe(order.recipe, order.runs, is_resumed=order.resume)
+    return 0
 
 
 def _encode(words: list[str]) -> None:

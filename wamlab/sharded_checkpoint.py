@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 from torch import nn
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -23,6 +23,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
 from wamlab.errors import InputError
@@ -40,7 +42,7 @@ class ShardWriter:
 
     def __init__(self, folder: Path, ranks: Ranks, *, num_kept: int = 2, base: str | None = None) -> None:
         self.folder, self.ranks, self.num_kept, self.base = folder, ranks, num_kept, base
-        self._group = dist.new_group(backend="gloo")  # writing must not disturb the order of training's messages
+        self._group: Any = dist.new_group(backend="gloo")  # writing must not disturb the order of training's messages
         self._writing: tuple[int, Future, bool] | None = None
 
     def write(self, step: int, net: nn.Module, optimizer: Optimizer, ema: Ema | None) -> None:
@@ -54,7 +56,7 @@ class ShardWriter:
         self.ranks.wait()
         state = state_of(net, optimizer, ema)
         future = self._attempt(
-            step, lambda: dcp.async_save(state, checkpoint_id=partial / SHARDS, process_group=self._group)
+            step, lambda: async_save(state, checkpoint_id=partial / SHARDS, process_group=self._group)
         )
         assert isinstance(future, Future)
         self._writing = step, future, ema is not None
@@ -84,7 +86,7 @@ class ShardWriter:
     def _attempt(self, step: int, action: Any) -> Any:
         try:
             return action()
-        except (OSError, RuntimeError, dcp.CheckpointException) as error:
+        except (OSError, RuntimeError, CheckpointException) as error:
             raise InputError(
                 f"the checkpoint of step {step} cannot be written below {self.folder} "
                 f"({str(error).strip().splitlines()[0]}): free space, then resume"
@@ -110,8 +112,8 @@ def read_shards(
     if is_ema:
         state = {"ema": state["net"]}
     try:
-        dcp.load(state, checkpoint_id=checkpoint / SHARDS, no_dist=not dist.is_initialized())
-    except (OSError, RuntimeError, ValueError, KeyError, dcp.CheckpointException) as error:
+        load(state, checkpoint_id=checkpoint / SHARDS, no_dist=not dist.is_initialized())
+    except (OSError, RuntimeError, ValueError, KeyError, CheckpointException) as error:
         lines = str(error).strip().splitlines() or [repr(error)]
         raise InputError(
             f"{checkpoint} cannot be read ({lines[-1]}): delete it to go on from an older one, or use its own recipe"

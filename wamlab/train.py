@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -28,9 +29,10 @@ from wamlab.errors import InputError, check_range
 from wamlab.flow import NoiseConfig, with_noise
 from wamlab.model.lora import LoraConfig
 from wamlab.speed.clock import Clock, measure_memory_gib
+from wamlab.speed.compile import set_rate
 from wamlab.speed.muon import Muon
 from wamlab.speed.ranks import Ranks
-from wamlab.speed.shard import clip_gradients
+from wamlab.speed.shard import clip_gradients, free_weights
 from wamlab.types import Batch, FlowExample, Loss, LossTerms, StepRecord
 
 OPTIMIZERS = ("adamw", "muon", "adamw8bit")
@@ -185,6 +187,7 @@ class Ema:
 
     @torch.no_grad()
     def _swap(self) -> None:
+        free_weights(self._net)
         parameters = dict(self._net.named_parameters())
         for name, average in self.average.items():
             held = parameters[name].detach().clone()
@@ -203,6 +206,7 @@ def train(
     clock: Clock | None = None,
     ranks: Ranks | None = None,
     set_sync: Callable[[bool], None] | None = None,
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> Iterator[StepRecord]:
     """Take steps ``first_step + 1 .. config.num_steps``, yielding what each one did.
 
@@ -210,17 +214,19 @@ def train(
     their samples (``types.Samples``). A loss that is not finite raises ``FloatingPointError`` before
     the update. Of several processes with a sharded network each gives its part of the batch; ``set_sync`` is told
     before each micro-batch whether gradients are to be summed over processes after it (after the last one only).
+    ``wrap`` takes forward and backward of a micro-batch as one function of trees of tensors, e.g. to capture it.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     clock, ranks = clock or Clock(parameters[0].device), ranks or Ranks()
     device = clock.device
+    both = None if wrap is None else wrap(partial(_forward_backward, loss, config, device))
     source = iter(islice(examples, config.num_steps - first_step))
     for step in range(first_step + 1, config.num_steps + 1):
         start_s = time.perf_counter()
         example = next(source, None)
         if example is None:
             raise InputError(f"the examples ended before step {step} of {config.num_steps}: give an endless iterator")
-        terms = _accumulate(loss, example, config, clock, set_sync)
+        terms = _accumulate(loss, example, config, clock, set_sync, both)
         with clock.measured("optimizer"):
             gradient_norm = clip_gradients(parameters, config.max_gradient_norm)
             total, video, action = ranks.mean(torch.stack(terms)).tolist()
@@ -230,8 +236,7 @@ def train(
                     f"step {step}: the loss is {total} and the gradient norm {norm}; the weights were left as they are"
                 )
             rate = cosine_rate(step, config)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            set_rate(optimizer, rate)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             if ema is not None:
@@ -252,19 +257,37 @@ def train(
 
 
 def _accumulate(
-    loss: Loss, example: Any, config: TrainConfig, clock: Clock, set_sync: Callable[[bool], None] | None
+    loss: Loss,
+    example: Any,
+    config: TrainConfig,
+    clock: Clock,
+    set_sync: Callable[[bool], None] | None,
+    both: Callable[..., Any] | None,
 ) -> list[Tensor]:
     """Run forward and backward over the micro-batches; return the mean total, video and action loss."""
     size = math.ceil(len(example) / config.num_micro_batches)
-    weighted: list[list[Tensor]] = []
+    weighted: list[Sequence[Tensor]] = []
     for start in range(0, len(example), size):
         part = example[start : start + size] if size < len(example) else example
         share = len(part) / len(example)
         if set_sync is not None:
             set_sync(start + size >= len(example))
+        if both is not None:
+            with clock.measured("forward and backward"):
+                weighted.append(both(part, torch.tensor(share, device=clock.device)))
+            continue
         with clock.measured("forward"), autocast(clock.device, has_bf16=config.has_bf16):
             terms: LossTerms = loss(part)
         with clock.measured("backward"):
             (terms.total * share).backward()
         weighted.append([term.detach() * share for term in (terms.total, terms.video, terms.action)])
     return [torch.stack(values).sum() for values in zip(*weighted, strict=True)]
+
+
+def _forward_backward(
+    loss: Loss, config: TrainConfig, device: torch.device, part: Any, share: Tensor
+) -> tuple[Tensor, ...]:
+    with autocast(device, has_bf16=config.has_bf16):
+        terms = loss(part)
+    (terms.total * share).backward()
+    return tuple(term.detach() * share for term in (terms.total, terms.video, terms.action))

@@ -17,16 +17,17 @@ from wamlab.data.clips import ClipReader
 from wamlab.data.loader import ClipLoader, load_clips
 from wamlab.data.reading import ClipSource
 from wamlab.errors import InputError
-from wamlab.model.lora import freeze, narrowed, with_lora
 from wamlab.model.wam import WorldActionModel
-from wamlab.model.weights import load_pretrained
 from wamlab.recipes.augment import AugmentingEncoder
 from wamlab.recipes.config import Recipe
 from wamlab.recipes.features import StoredClips, check_complete, list_variants
 from wamlab.recipes.loading import LoaderChoice, choose_loader
+from wamlab.recipes.network import build_net
 from wamlab.recipes.parts import Part, mixed, open_parts
 from wamlab.speed.clock import Clock
-from wamlab.train import has_native_bf16, noised_examples, step_generator
+from wamlab.speed.graph import captured
+from wamlab.speed.ranks import Ranks, read_ranks
+from wamlab.train import noised_examples
 from wamlab.types import Encode, FlowExample
 
 
@@ -52,8 +53,16 @@ class Workbench:
     recipe: Recipe
 
     @cached_property
+    def ranks(self) -> Ranks:
+        """Return this process's place among those that train together, as torchrun says it."""
+        return read_ranks()
+
+    @cached_property
     def device(self) -> torch.device:
-        return choose_device(self.recipe.device)
+        device = choose_device(self.recipe.device)
+        if device.type == "cuda" and device.index is None and self.ranks.world_size > 1:
+            return choose_device(f"cuda:{self.ranks.local_rank}")
+        return device
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -109,23 +118,15 @@ class Workbench:
 
     @cached_property
     def net(self) -> WorldActionModel:
-        """Build the network: drawn from the seed or read from ``start``, then adapters, then frozen parameters."""
-        recipe, train = self.recipe, self.recipe.train
-        torch.manual_seed(train.seed)
-        generator = step_generator(train.seed, 0)
-        if recipe.start is None:
-            net = WorldActionModel(recipe.model).to(self.device)
-        else:
-            with torch.device("meta"):
-                net = WorldActionModel(recipe.model)
-            if train.lora is not None and train.has_bf16 and has_native_bf16(self.device):
-                narrowed(net, train.lora)  # before any memory is taken
-            net.to_empty(device=self.device)
-            load_pretrained(net, recipe.start, generator=generator)
-        if train.lora is not None:
-            with_lora(net, train.lora, generator)
-        freeze(net, train.frozen)
-        return net
+        """Build the network with its tricks, this process's share of it if there are others."""
+        return build_net(self.recipe, self.device, self.ranks)
+
+    @property
+    def wrap(self) -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
+        """Return what ``train`` wraps forward and backward in: a CUDA graph, if the recipe asks for one."""
+        if not self.recipe.speed.has_graph:
+            return None
+        return partial(captured, device=self.device, watched=dict(self.net.named_parameters()))
 
     def clips(
         self, *, first_step: int = 0, tell: Callable[[LoaderChoice], Any] | None = None
@@ -140,6 +141,8 @@ class Workbench:
             "pool": data.pool,
             "on_error": data.on_error,
             "max_skipped": data.max_skipped,
+            "rank": self.ranks.rank,
+            "world_size": self.ranks.world_size,
         }
         clips, choice = choose_loader(
             recipe,
@@ -171,7 +174,9 @@ class Workbench:
         clips = self.clips(first_step=first_step) if clips is None else clips
         batches = map(clock.timed("encode", encode), clock.waited("data", clips))
         try:
-            yield from noised_examples(batches, seed=recipe.train.seed, first_step=first_step, config=recipe.noise)
+            yield from noised_examples(
+                batches, seed=recipe.train.seed, first_step=first_step, config=recipe.noise, ranks=self.ranks
+            )
         finally:
             clips.close()  # ends the reading threads
             if recipe.features.mode == "cached-if-present":

@@ -22,6 +22,7 @@ from wamlab.flow import NoiseConfig
 from wamlab.model import presets
 from wamlab.model.sampler import SamplerConfig
 from wamlab.model.wam import PATCH_PX, WAMConfig
+from wamlab.speed.config import SpeedConfig
 from wamlab.train import TrainConfig
 
 
@@ -116,6 +117,7 @@ class Recipe:
     train: TrainConfig = field(default_factory=TrainConfig)
     sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(num_steps=2))  # more are sharper, not closer
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    speed: SpeedConfig = field(default_factory=SpeedConfig)
     condition: str = "none"  # joined to the latents' channels: "grey" (published image-to-video) or "repeat"
     has_relative_video: bool = False  # predict the change since the repeated first frame
     start: Path | None = None  # published weights to begin from, in any layout of model/weights.py; None: the seed

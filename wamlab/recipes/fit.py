@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -11,26 +11,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.optim import Optimizer
 from tqdm.auto import tqdm
 
 from wamlab.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, write_checkpoint
 from wamlab.errors import InputError
 from wamlab.flow import flow_loss
 from wamlab.lab.plots import strip_png
-from wamlab.lab.records import append_line, plain, write_json
+from wamlab.lab.records import append_line, plain, read_json, write_json
 from wamlab.lab.report import flattened
-from wamlab.lab.run import Run, create_run, newest_run, read_evaluations, read_metrics
+from wamlab.lab.run import Run, create_run, newest_run, open_run, read_evaluations, read_metrics
 from wamlab.model.weights import fingerprint
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import Recipe
 from wamlab.recipes.evaluate import Evaluation, HeldOut, evaluate, read_held_out
 from wamlab.recipes.parts import fingerprint_of
 from wamlab.recipes.utilization import utilization_of
+from wamlab.sharded_checkpoint import ShardWriter
 from wamlab.speed.clock import Clock
+from wamlab.speed.shard import free_weights
 from wamlab.train import Ema, make_optimizer, train
 from wamlab.types import StepRecord
 
 LOADER_CHOICES = "loader.jsonl"  # in the run folder: how clips were read and why, a line each time the run began
+PROCESSES = "processes.json"  # in the run folder: how many trained together
 LOADER_EVERY = 10  # steps between two reports of the loader in a run's metrics
 NUM_PICTURED = 3  # held-out clips shown in a run's pictures
 
@@ -55,24 +59,39 @@ def start_run(bench: Workbench, root: Path | str = "runs", *, is_resumed: bool =
     if bench.recipe.start is not None:
         fingerprints["start weights"] = fingerprint(bench.recipe.start)
     _ = bench.net  # weights that do not fit show now
+    if not bench.ranks.is_first:
+        return open_run(bench.ranks.shared(""))
     if is_resumed:
-        check_resume(newest_run(root, bench.recipe.name), bench.recipe, fingerprints)
+        check_resume(newest_run(root, bench.recipe.name), bench.recipe, fingerprints, bench.ranks.world_size)
     run = create_run(root, bench.recipe.name, bench.recipe, fingerprints=fingerprints, is_resumed=is_resumed)
     for number, part in enumerate(bench.parts):
         write_json(run.folder / normalizers_name(number), part.training.normalizers.to_dict())
+    write_json(run.folder / PROCESSES, {"num_processes": bench.ranks.world_size})
+    bench.ranks.shared(str(run.folder))
     return run
 
 
 FREE_ON_RESUME = (
     "data.", "evaluation.", "checkpoint_every", "device", "train.num_steps", "train.num_micro_batches",
-    "features.mode", "features.root", "features.shard_mib",
+    "train.batch_size", "speed.", "features.mode", "features.root", "features.shard_mib",
 )  # fmt: skip
 FIXED_DATA = tuple(f"data.{name}" for name in ("pool", "on_error", "weights", "balance", "augment_on"))  # decide clips
 
 
-def check_resume(run: Run, recipe: Recipe, fingerprints: dict[str, str]) -> None:
-    """Refuse to go on with a run under another recipe or on other data, naming what differs."""
+def check_resume(run: Run, recipe: Recipe, fingerprints: dict[str, str], num_processes: int = 1) -> None:
+    """Refuse to go on with a run under another recipe or on other data, naming what differs.
+
+    Another number of processes is welcome if together they have the batch of those before.
+    """
     old, new = flattened(run.config), flattened(plain(asdict(recipe)))
+    path = run.folder / PROCESSES
+    num_before = read_json(path)["num_processes"] if path.exists() else 1
+    joint = recipe.train.batch_size * num_processes
+    if old["train.batch_size"] * num_before != joint:
+        raise InputError(
+            f"{run.folder} took {old['train.batch_size'] * num_before} samples a step, {num_processes} processes with "
+            f"train.batch_size {recipe.train.batch_size} take {joint}: give the same product"
+        )
     changed = [
         name
         for name in new
@@ -96,21 +115,25 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
 
     A run with a checkpoint continues from its newest one, with the same settings bit for bit.
     """
-    recipe = bench.recipe
+    recipe, ranks = bench.recipe, bench.ranks
     optimizer = make_optimizer(bench.net, recipe.train)
     ema = Ema(bench.net, recipe.train.ema_decay) if recipe.train.ema_decay else None
     first_step = 0
     if list_checkpoints(run.checkpoints):
         first_step = load_checkpoint(newest_checkpoint(run.checkpoints), bench.net, optimizer, ema)
-        run.truncate_metrics(first_step)
+        if ranks.is_first:
+            run.truncate_metrics(first_step)
     held_out = read_held_out(bench)
-    utilization = utilization_of(bench)
+    num_recomputed = recipe.model.layers if recipe.speed.recompute == "all" else 0
+    utilization = utilization_of(bench, num_devices=ranks.world_size, num_recomputed=num_recomputed)
     if first_step == 0:
         log_evaluation(bench, run, held_out, 0, ema)
     clock = Clock(bench.device)
     clips = bench.clips(
-        first_step=first_step, tell=lambda choice: append_line(run.folder / LOADER_CHOICES, asdict(choice))
+        first_step=first_step,
+        tell=lambda choice: append_line(run.folder / LOADER_CHOICES, asdict(choice)) if ranks.is_first else None,
     )
+    saved = saver(bench, run, optimizer, ema)
     examples = bench.examples(clock, first_step=first_step, clips=clips)
     try:
         for record in train(
@@ -121,6 +144,9 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
             first_step=first_step,
             ema=ema,
             clock=clock,
+            ranks=ranks,
+            set_sync=getattr(bench.net, "set_requires_gradient_sync", None),  # of a shared network
+            wrap=bench.wrap,
         ):
             is_last = record.step == recipe.train.num_steps
             is_reported = is_last or record.step % LOADER_EVERY == 0
@@ -130,24 +156,41 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
                 else {}
             )
             used = utilization.figures(record.num_samples, record.step_s)
-            run.log(asdict(record) | {"samples_per_s": record.samples_per_s} | used | loader)
+            if ranks.is_first:
+                run.log(asdict(record) | {"samples_per_s": record.samples_per_s} | used | loader)
             if is_last or record.step % recipe.evaluation.every == 0:
                 log_evaluation(bench, run, held_out, record.step, ema)
             if is_last or record.step % recipe.checkpoint_every == 0:
-                write_checkpoint(run.checkpoints, record.step, bench.net, optimizer, ema)
+                saved(record.step)
             yield record
+        saved(None)
     finally:
         examples.close()
 
 
+def saver(bench: Workbench, run: Run, optimizer: Optimizer, ema: Ema | None) -> Callable[[int | None], None]:
+    """Return what writes the checkpoint of a step; told None, it waits for what is being written."""
+    if bench.ranks.world_size > 1 or bench.recipe.speed.shard is not None:
+        writer = ShardWriter(run.checkpoints, bench.ranks)
+        return lambda step: writer.wait() if step is None else writer.write(step, bench.net, optimizer, ema)
+
+    def write(step: int | None) -> None:
+        if step is not None:
+            write_checkpoint(run.checkpoints, step, bench.net, optimizer, ema)
+
+    return write
+
+
 def fit_with_bar(bench: Workbench, run: Run) -> None:
     """Train to the end under a progress bar, for terminals."""
-    print(f"run folder: {run.folder} (in a notebook, watch(open_run(folder)) follows it live)")
-    with tqdm(total=bench.recipe.train.num_steps, desc="training", unit="step") as bar:
+    is_told = bench.ranks.is_first
+    if is_told:
+        print(f"run folder: {run.folder} (in a notebook, watch(open_run(folder)) follows it live)")
+    with tqdm(total=bench.recipe.train.num_steps, desc="training", unit="step", disable=not is_told) as bar:
         for record in fit(bench, run):
             bar.update(record.step - bar.n)
             bar.set_postfix(loss=f"{record.loss:.3f}", samples_per_s=f"{record.samples_per_s:.0f}")
-    if bench.recipe.features.mode != "online":
+    if bench.recipe.features.mode != "online" and is_told:
         print(f"features in {bench.store.root}: {bench.store.report()}")
 
 
@@ -155,6 +198,9 @@ def log_evaluation(bench: Workbench, run: Run, held_out: HeldOut, step: int, ema
     """Evaluate the averaged weights (if there are any), log the figures and save a picture of the frames."""
     with ema.applied() if ema is not None else nullcontext():
         evaluation = evaluate(bench, held_out)
+    free_weights(bench.net)
+    if not bench.ranks.is_first:  # all of them evaluated: a shared network computes with all
+        return evaluation
     run.log_evaluation(evaluation.record(step))
     run.save_picture(f"step_{step:08d}", picture_of(bench, held_out, evaluation))
     return evaluation

@@ -19,6 +19,7 @@ class TrainOrder:
     recipe: Annotated[Recipe, arg(name="")]
     runs: Path = Path("runs")  # folder of the runs
     robot_file: str = ""  # TOML file or libero, droid, yam, tabletop: your robot; "a,b": that of each of data.roots
+    processes: int = 1  # of this machine that train together, on CUDA each on its own device; with torchrun, leave it
     resume: bool = False  # go on with the newest run of this recipe; with the same settings bit for bit
 
 

@@ -21,6 +21,7 @@ from wamlab.recipes.fit import normalizers_name
 from wamlab.recipes.session import begin, plan
 from wamlab.score.success import SuccessRate, measure_success
 from wamlab.sim.vector import TabletopVector
+from wamlab.speed.config import SpeedConfig
 from wamlab.train import step_generator
 from wamlab.types import Observation
 
@@ -61,6 +62,7 @@ def load_policy(run: Run, *, seed: int = 0, num_sampler_steps: int | None = None
         recipe = replace(recipe, robot=recipe.data.robots[part])
     if num_sampler_steps is not None:
         recipe = replace(recipe, sampler=replace(recipe.sampler, num_steps=num_sampler_steps, num_evaluations=0))
+    recipe = replace(recipe, speed=SpeedConfig())  # how it was trained does not matter to one who plays
     if recipe.train.lora is None:
         recipe = replace(recipe, start=None)  # the checkpoint holds every weight
     bench = Workbench(recipe)

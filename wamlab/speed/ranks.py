@@ -85,7 +85,8 @@ def join_ranks(ranks: Ranks, device: torch.device | str) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if ranks.world_size == 1 and "MASTER_ADDR" not in os.environ:
-        dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore(), timeout=TIMEOUT)
+        alone = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        dist.init_process_group(backend, rank=0, world_size=1, store=alone, timeout=TIMEOUT)
     else:
         dist.init_process_group(backend, timeout=TIMEOUT)
 

@@ -115,6 +115,13 @@ def sharded(
     return net
 
 
+def free_weights(net: nn.Module) -> None:
+    """Let a process hold its shares only again, where a forward pass without a backward pass left gathered weights."""
+    for module in net.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def _axis(parameter: nn.Parameter, num_shares: int) -> Shard:
     """Cut a parameter along its first axis that divides evenly: one of shape (1, 6, d) would all be one process's."""
     return Shard(next((axis for axis, size in enumerate(parameter.shape) if size % num_shares == 0), 0))

@@ -1,0 +1,81 @@
+"""Build a recipe's network with its tricks, on one process or shared among many."""
+
+from __future__ import annotations
+
+import torch
+
+from wamlab.errors import InputError
+from wamlab.model.lora import freeze, narrowed, with_lora
+from wamlab.model.plain import PlainWorldActionModel
+from wamlab.model.wam import WorldActionModel
+from wamlab.model.weights import load_pretrained
+from wamlab.recipes.config import Recipe
+from wamlab.speed.compile import compiled
+from wamlab.speed.ranks import Ranks, join_ranks
+from wamlab.speed.recompute import with_recompute
+from wamlab.speed.shard import ShardConfig, make_mesh, sharded
+from wamlab.train import has_native_bf16, step_generator
+
+
+def build_net(recipe: Recipe, device: torch.device, ranks: Ranks) -> WorldActionModel:
+    """Build the network: drawn from the seed or read from ``start``, then adapters, frozen parameters, tricks.
+
+    Without ``start`` each process draws the whole network, so that it is the same for any number of them.
+    """
+    train = recipe.train
+    is_shared = ranks.world_size > 1 or recipe.speed.shard is not None
+    kind = PlainWorldActionModel if recipe.speed.is_plain else WorldActionModel
+    torch.manual_seed(train.seed)
+    generator = step_generator(train.seed, 0)
+    if recipe.start is None:
+        net = kind(recipe.model)
+        if not is_shared:  # sharing moves each process's part
+            net = net.to(device)
+    else:
+        with torch.device("meta"):
+            net = kind(recipe.model)
+        if train.lora is not None and train.has_bf16 and has_native_bf16(device):
+            narrowed(net, train.lora)  # before any memory is taken
+        if is_shared and train.lora is None:
+            freeze(net, train.frozen)
+            net = _shared(_with_tricks(net, recipe), recipe, device, ranks)
+            net.to_empty(device=_home(recipe, device))
+            load_pretrained(net, recipe.start, generator=generator)
+            return net
+        net.to_empty(device="cpu" if is_shared else device)
+        load_pretrained(net, recipe.start, generator=generator)
+    if train.lora is not None:
+        with_lora(net, train.lora, generator)
+    freeze(net, train.frozen)
+    net = _with_tricks(net, recipe)
+    return _shared(net, recipe, device, ranks) if is_shared else net
+
+
+def _with_tricks(net: WorldActionModel, recipe: Recipe) -> WorldActionModel:
+    speed = recipe.speed
+    if speed.recompute == "all":
+        net = with_recompute(net)
+    return compiled(net, mode=speed.compile_mode) if speed.compile == "blocks" else net
+
+
+def _shared(net: WorldActionModel, recipe: Recipe, device: torch.device, ranks: Ranks) -> WorldActionModel:
+    shard = recipe.speed.shard or ShardConfig()
+    if shard.has_bf16_weights and not (recipe.train.has_bf16 and has_native_bf16(device)):
+        raise InputError(
+            "speed.shard.has_bf16_weights needs train.has_bf16 and a device that computes in bfloat16: turn it off"
+        )
+    if recipe.speed.has_graph:
+        raise InputError("speed.has_graph cannot capture the messages between processes: turn it off")
+    if recipe.train.optimizer == "adamw8bit":
+        raise InputError('train.optimizer "adamw8bit" cannot step shares of a network: give "adamw" or "muon"')
+    join_ranks(ranks, device)
+    methods = [(net, name) for name in ("start", "observe", "denoise")]
+    methods += [(block, name) for block in net.layers for name in ("step", "cross_keys")]
+    mesh = make_mesh(shard, device, ranks.world_size)
+    return sharded(net, mesh, shard, kept_float32=[net.time_embedding, net.time_projection], methods=methods)
+
+
+def _home(recipe: Recipe, device: torch.device) -> torch.device:
+    """Return where shares lie between steps."""
+    is_offloaded = recipe.speed.shard is not None and recipe.speed.shard.is_offloaded
+    return torch.device("cpu") if is_offloaded else device
