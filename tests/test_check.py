@@ -20,6 +20,7 @@ from wamlab.data.check import check_dataset
 from wamlab.data.check_rows import Fault
 from wamlab.data.describe import describe_dataset
 from wamlab.data.lerobot import open_dataset
+from wamlab.data.matching import DriftWarning
 from wamlab.data.write import write_dataset
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
@@ -196,6 +197,31 @@ def test_spans_that_drift_overlap_or_are_short_are_found(root_v3: Path) -> None:
     assert_only(move(0.03, 0.03), 1, TOP, r"up to 30\.0 ms off their frames", is_broken=False)
     assert_only(move(-0.3, -0.3), 1, TOP, "begins before that of episode 0 ends")
     assert_only(move(0, -0.3), 1, TOP, "has 9 rows but 6 frames")
+
+
+def test_the_largest_drift_is_told_once_and_shown_for_each_camera(
+    root_v3: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change(rows: list[dict[str, Any]]) -> None:
+        for camera, number, off_s in ((TOP, 1, 0.03), (TOP, 2, 0.02), (WRIST, 0, 0.004)):
+            rows[number][f"videos/{camera}/from_timestamp"] += off_s
+            rows[number][f"videos/{camera}/to_timestamp"] += off_s
+
+    edit_rows(root_v3 / "meta/episodes/chunk-000/file-000.parquet", change)
+    dataset = open_dataset(root_v3)
+    with pytest.warns(
+        DriftWarning, match=r"^rows of .*set are up to 30\.0 ms \(0\.30 frames\) off .*data check"
+    ) as told:
+        for episode in range(3):
+            for camera in (WRIST, TOP):
+                dataset.frame_numbers(episode, camera)
+    assert len(told) == 1
+    found = {camera: (round(off_s, 4), path.parts[-3]) for camera, (off_s, path) in dataset.drifts.by_camera().items()}
+    assert found == {TOP: (0.03, TOP), WRIST: (0.004, WRIST)}
+    assert main(["data", "check", str(root_v3)]) == 0
+    out = capsys.readouterr().out
+    assert "30.00 ms, 0.30 frames" in out and "4.00 ms, 0.04 frames" in out
+    assert f"videos/{WRIST}/chunk-000/file-000.mp4" in out
 
 
 def test_wrong_totals_are_noted_and_wrong_statistics_found(root: Path) -> None:

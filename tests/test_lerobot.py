@@ -18,6 +18,7 @@ from PIL import Image
 from recordings import edit_json, numbered_episode
 
 from wamlab.data.lerobot import RobotDataset, open_dataset
+from wamlab.data.matching import DriftWarning
 from wamlab.data.write import write_dataset
 from wamlab.errors import InputError
 
@@ -127,7 +128,8 @@ def test_drift_of_less_than_half_a_frame_finds_the_nearest_frame(root_v3: Path) 
         rows[1][f"videos/{TOP}/to_timestamp"] += 0.04
 
     edit_table(episodes_file(root_v3), drift)
-    assert numbers(open_dataset(root_v3), 1) == list(range(100, 130))
+    with pytest.warns(DriftWarning, match=r"up to 40\.0 ms \(0\.40 frames\) off the frames"):
+        assert numbers(open_dataset(root_v3), 1) == list(range(100, 130))
 
 
 def test_episodes_in_another_order_and_with_gaps_are_found(root_v3: Path) -> None:

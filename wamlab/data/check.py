@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +12,11 @@ from wamlab.data.check_rows import LEAVE_OUT, Fault, row_faults
 from wamlab.data.json_files import read_json
 from wamlab.data.layout import INFO_FILE, STATS_FILE
 from wamlab.data.lerobot import OWN_COLUMNS, RobotDataset
+from wamlab.data.matching import TOLERANCE, DriftWarning
 from wamlab.data.modality import feature_size
 from wamlab.errors import InputError
 
 BATCH = 64  # frames decoded at a time
-DRIFT = 0.1  # of a frame: more is reported, half a frame is broken
 
 
 def check_dataset(dataset: RobotDataset, *, is_decoding_all: bool = False) -> Iterator[list[Fault]]:
@@ -130,7 +131,9 @@ def _video_faults(
         index = dataset.frame_index(episode, camera)
         if not are_rows_sound:
             return
-        numbers = dataset.frame_numbers(episode, camera)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DriftWarning)  # the faults say it of each episode
+            numbers = dataset.frame_numbers(episode, camera)
         rows = np.arange(length) if is_decoding_all else np.unique([0, length - 1])
         for first in range(0, len(rows), BATCH):
             frames = dataset.frames(episode, camera, rows[first : first + BATCH])
@@ -141,7 +144,7 @@ def _video_faults(
         yield Fault(episode, camera, wrong, "correct the shape in meta/info.json, or scale the video")
     times_s = span.start_s + dataset.rows(episode, "timestamp").astype(np.float64).reshape(-1)
     off_s = index.times_s[numbers] - times_s
-    if (worst_s := float(np.abs(off_s).max())) > DRIFT / dataset.fps:
+    if (worst_s := float(np.abs(off_s).max())) > TOLERANCE / dataset.fps:
         wrong = f"rows are up to {worst_s * 1000:.1f} ms off their frames ({worst_s * dataset.fps:.2f} frames)"
         repair = "none is needed below half a frame; wamlab data convert writes exact times"
         yield Fault(episode, camera, wrong, repair, is_broken=False)

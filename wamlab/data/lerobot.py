@@ -19,7 +19,7 @@ from wamlab.data.json_files import read_json
 from wamlab.data.layout import INFO_FILE, STATS_FILE, Layout, VideoSpan
 from wamlab.data.layout_v2 import LayoutV2
 from wamlab.data.layout_v3 import LayoutV3
-from wamlab.data.matching import match_frames
+from wamlab.data.matching import Drifts, match_frames
 from wamlab.data.modality import read_embodiment, read_modality
 from wamlab.data.readers import Readers
 from wamlab.data.statistics import measure_rows
@@ -68,6 +68,7 @@ class RobotDataset:
         self._frame_numbers = lru_cache(maxsize=CACHED_EPISODES)(self._match_frames)
         self._footer = lru_cache(maxsize=128)(read_footer)
         self._stats: dict[str, dict[str, np.ndarray]] = {}
+        self.drifts = Drifts(root, self.fps)
 
     def __reduce__(self) -> tuple[Callable[..., RobotDataset], tuple[Path, str]]:
         return RobotDataset, (self.root, self._backend)  # a spawned worker opens it anew
@@ -295,7 +296,9 @@ class RobotDataset:
         if not span.path.exists():
             raise InputError(f"the video of {where} is missing")
         timestamps_s = self.rows(episode, "timestamp").astype(np.float64)
-        return match_frames(self._readers.index(span.path), span, timestamps_s, self.fps, where)
+        numbers, off_s = match_frames(self._readers.index(span.path), span, timestamps_s, self.fps, where)
+        self.drifts.add(camera, span.path, off_s)
+        return numbers
 
     def _stored_stats(self) -> dict[str, dict[str, Any]]:
         path = self.root / STATS_FILE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -121,6 +122,16 @@ def check_data(root: Positional[Path], decode_all: bool = False) -> int:
         print(Table(rows))
     if len(found) > SHOWN_FAULTS:
         print(f"and {len(found) - SHOWN_FAULTS:,} more")
+    drifts = [
+        {
+            "camera": camera,
+            "rows off their frames by at most": f"{off_s * 1000:.2f} ms, {off_s * dataset.fps:.2f} frames",
+            "in": os.path.relpath(path, dataset.root),
+        }
+        for camera, (off_s, path) in dataset.drifts.by_camera().items()
+    ]
+    if drifts:
+        print(Table(drifts))
     num_broken = sum(fault.is_broken for fault in found)
     num_episodes = len({fault.episode for fault in found if fault.is_broken and fault.episode is not None})
     if num_broken:
