@@ -3,6 +3,8 @@
 import io
 import json
 import shutil
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -16,8 +18,10 @@ from barcode import barcode_frames, read_barcodes
 from PIL import Image
 from recordings import edit_json, numbered_episode
 
+from wamlab.data import convert, episode_stats, layout_v3
 from wamlab.data.convert import convert_dataset
 from wamlab.data.lerobot import RobotDataset, open_dataset
+from wamlab.data.statistics import measure_rows
 from wamlab.data.write import write_dataset
 from wamlab.errors import InputError
 from wamlab.types import Episode
@@ -221,3 +225,87 @@ def test_what_cannot_be_converted_is_refused_and_leaves_nothing(root_v2: Path, t
     with pytest.raises(InputError, match=r"episode_000002\.mp4"):
         convert_dataset(source, tmp_path / "out", "v3.0")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["v2"]
+
+
+def add_keys(root: Path, keys: list[dict[str, object]]) -> None:
+    path = root / "meta/episodes.jsonl"
+    lines = [json.loads(line) | more for line, more in zip(path.read_text().splitlines(), keys, strict=True)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_what_else_the_list_says_of_episodes_comes_along_both_ways(root_v2: Path, tmp_path: Path) -> None:
+    steps = [{"start_frame": 0, "end_frame": 9, "text": "grasp"}, {"start_frame": 9, "end_frame": 20, "text": "lift"}]
+    keys = [{"action_config": steps, "grade": 1}, {}, {"grade": 2.5, "is_success": True, "operator": "é"}]
+    add_keys(root_v2, keys)
+    source = open_dataset(root_v2)
+    there = open_dataset(convert_dataset(source, tmp_path / "there", "v3.0"))
+    names = pq.read_schema(there.root / "meta/episodes/chunk-000/file-000.parquet").names
+    assert {"action_config", "grade", "is_success", "operator"} <= set(names)
+    back = open_dataset(convert_dataset(there, tmp_path / "back", "v2.1"))
+    for dataset in (source, there, back):
+        assert [dataset.extras_of(number) for number in range(3)] == keys
+    lines = [(root / "meta/episodes.jsonl").read_text().splitlines() for root in (root_v2, back.root)]
+    assert [json.loads(line) for line in lines[0]] == [json.loads(line) for line in lines[1]]
+
+
+def test_what_the_other_version_cannot_say_of_episodes_is_refused(root_v2: Path, root_v3: Path, tmp_path: Path) -> None:
+    add_keys(root_v2, [{"grade": 1}, {"grade": "good"}, {}])
+    with pytest.raises(InputError, match=r"the episodes' grade is no column of one kind .*: mend or remove it"):
+        convert_dataset(open_dataset(root_v2), tmp_path / "out", "v3.0")
+    path = root_v3 / "meta/episodes/chunk-000/file-000.parquet"
+    pq.write_table(pq.read_table(path).append_column("raw", pa.array([b"1", b"2", b"3"])), path)
+    with pytest.raises(InputError, match=r"the episode list says of episode 0 what v2\.1 cannot hold .*bytes"):
+        convert_dataset(open_dataset(root_v3), tmp_path / "out", "v2.1")
+    assert not (tmp_path / "out").exists()
+
+
+class Kept(dict):
+    """A dictionary of which one can tell whether somebody still holds it."""
+
+    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return id(self)
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_few_episodes_statistics_are_in_memory(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = [replace(episode(number, 2), frames={}) for number in range(40)]
+    source = open_dataset(write_dataset(bare, tmp_path / "source", version=version))
+    monkeypatch.setattr(layout_v3, "EPISODES_AT_ONCE", 4)
+    monkeypatch.setattr(episode_stats, "EPISODES_AT_ONCE", 4)
+    alive: weakref.WeakSet[Kept] = weakref.WeakSet()
+    most = 0
+
+    def counted(dataset: RobotDataset) -> Iterator[Kept]:
+        nonlocal most
+        for stats in episode_stats.episode_stats(dataset):
+            alive.add(kept := Kept(stats))
+            most = max(most, len(alive))
+            yield kept
+
+    monkeypatch.setattr(convert, "episode_stats", counted)
+    there = open_dataset(convert_dataset(source, tmp_path / "there", OTHER[version]))
+    assert 1 <= most <= 6
+    monkeypatch.undo()
+    before, after = (list(episode_stats.episode_stats(dataset)) for dataset in (source, there))
+    assert before == after and len(after) == 40
+
+
+def test_statistics_in_any_order_are_found_and_missing_ones_measured(root_v2: Path, tmp_path: Path) -> None:
+    path = root_v2 / "meta/episodes_stats.jsonl"
+    expected = [json.loads(line)["stats"]["action"] for line in path.read_text().splitlines()]
+    path.write_text("\n".join(path.read_text().splitlines()[:0:-1]) + "\n")  # of episodes 2 and 1
+    there = open_dataset(convert_dataset(open_dataset(root_v2), tmp_path / "there", "v3.0"))
+    assert [stats["action"] for stats in episode_stats.episode_stats(there)] == expected
+    path = there.root / "meta/episodes/chunk-000/file-000.parquet"
+    pq.write_table(pq.read_table(path).take([2, 0, 1]), path, row_group_size=1)
+    assert [stats["action"] for stats in episode_stats.episode_stats(open_dataset(there.root))] == expected
+
+
+def test_parts_pool_to_the_statistics_of_all_rows() -> None:
+    rows = np.random.default_rng(0).normal(size=(90, 3)) + np.array([0, 100, -5])
+    pool = episode_stats.Pool()
+    for part in (rows[:10], rows[10:70], rows[70:]):
+        pool.add(measure_rows(part))
+    for name, values in measure_rows(rows).items():
+        if name in ("mean", "std", "min", "max", "count"):
+            assert pool.measure()[name] == pytest.approx(values, rel=1e-12), name

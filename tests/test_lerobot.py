@@ -304,7 +304,7 @@ def test_a_missing_list_of_v2_is_named(root_v2: Path, name: str) -> None:
         ("", "lists no episode: the dataset is empty"),
         ('{"episode_index": 0, "length": 20}\n{broken', "malformed JSON at line 2"),
         ('{"episode_index": 0}', "lacks an integer episode_index or length"),
-        ("[1, 2]", "record 1 of .* is no JSON object"),
+        ("[1, 2]", "line 1 of .* is no JSON object"),
         ('{"episode_index": 0, "length": 20}\n{"episode_index": 0, "length": 20}', "lists an episode twice"),
         ('{"episode_index": 0, "length": 0}', "says episode 0 has no rows"),
     ],

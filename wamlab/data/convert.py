@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from wamlab.data.episode_stats import dataset_stats, episode_stats
+from wamlab.data.episode_stats import Pool, dataset_stats, episode_stats
 from wamlab.data.frame_index import read_frame_index
 from wamlab.data.json_files import check_finite
 from wamlab.data.layout import FilePlace, Recorded, RecordedEpisode, VideoPlace
@@ -42,7 +42,7 @@ def convert_dataset(
     """Write a dataset as v2.1 or v3.0 without encoding any video again, and return the new folder.
 
     The folder appears when all is written and every row shows the same frame as before. Further files of ``meta``
-    (modality.json, embodiment.json, ...) come along.
+    (modality.json, embodiment.json, ...) and further keys of its list of episodes come along.
     Raises InputError, and leaves nothing behind, for an existing folder, a version that the dataset has already or
     that cannot be written, anything missing or damaged, and an episode that cannot be cut out exactly.
     """
@@ -137,20 +137,7 @@ def _write_meta(
     spans: Spans,
     cameras: list[str],
 ) -> None:
-    stats = episode_stats(dataset)
-    first_rows = np.cumsum(dataset.lengths) - dataset.lengths
-    episodes = [
-        RecordedEpisode(
-            index=int(dataset.episode_index[episode]),
-            first_row=int(first_rows[episode]),
-            length=int(dataset.lengths[episode]),
-            tasks=dataset.tasks_of(episode),
-            table=places[episode],
-            videos={camera: VideoPlace(*spans[episode, camera], stats={}) for camera in cameras},
-            stats=stats[episode],
-        )
-        for episode in range(dataset.num_episodes)
-    ]
+    pools: dict[str, Pool] = {}
     info: dict[str, Any] = {"codebase_version": None}  # first in the file; the layout fills it in
     info |= {name: value for name, value in dataset.info.items() if name not in OWN_INFO}
     info |= {
@@ -159,11 +146,34 @@ def _write_meta(
         "total_tasks": len(dataset.tasks),
         "chunks_size": layout.CHUNK_SIZE,
     }
-    whole = dataset_stats(dataset, stats)
+    extras = [dataset.extras_of(episode) for episode in range(dataset.num_episodes)]
+    info |= layout.write_episodes(root, _recorded(dataset, places, spans, cameras, pools), extras)
+    whole = dataset_stats(dataset, pools)
     check_finite(whole, f"the statistics of {dataset.root}")
-    for episode, values in enumerate(stats):
-        check_finite(values, f"the statistics of episode {episode} of {dataset.root}")
-    layout.write_meta(root, Recorded(info, episodes, dataset.tasks, whole))
+    layout.write_meta(root, Recorded(info, dataset.tasks, whole))
     for path in (dataset.root / "meta").iterdir():
         if path.name not in OWN_META:
             (shutil.copytree if path.is_dir() else shutil.copyfile)(path, root / "meta" / path.name)
+
+
+def _recorded(
+    dataset: RobotDataset, places: list[FilePlace], spans: Spans, cameras: list[str], pools: dict[str, Pool]
+) -> Iterator[RecordedEpisode]:
+    """Yield what the metadata says of each episode, its statistics read only now; pool those of the cameras."""
+    first_row = 0
+    for episode, stats in enumerate(episode_stats(dataset)):
+        check_finite(stats, f"the statistics of episode {episode} of {dataset.root}")
+        for camera in dataset.cameras:
+            if camera in stats:
+                pools.setdefault(camera, Pool()).add(stats[camera])
+        length = int(dataset.lengths[episode])
+        yield RecordedEpisode(
+            index=int(dataset.episode_index[episode]),
+            first_row=first_row,
+            length=length,
+            tasks=dataset.tasks_of(episode),
+            table=places[episode],
+            videos={camera: VideoPlace(*spans[episode, camera], stats={}) for camera in cameras},
+            stats=stats,
+        )
+        first_row += length

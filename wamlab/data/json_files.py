@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from wamlab.errors import InputError
 
@@ -15,17 +15,30 @@ def read_json(path: Path) -> Any:
     return _parse(path, _text(path), line=None)
 
 
+def walk_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the byte at which each line begins and the JSON object it holds; InputError names a line that holds none.
+
+    A file as large as memory can be walked.
+    """
+    start = 0
+    try:
+        with path.open("rb") as file:
+            for line, data in enumerate(file, start=1):
+                if not data.isspace():
+                    record = _parse(path, data.decode("utf-8"), line)
+                    if not isinstance(record, dict):
+                        raise InputError(f"line {line} of {path} is no JSON object")
+                    yield start, record
+                start += len(data)
+    except FileNotFoundError as error:
+        raise InputError(f"{path} is missing") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+
+
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Parse a file of one JSON object a line; InputError names the line that is none."""
-    records = [
-        _parse(path, text, line)
-        for line, text in enumerate(_text(path).split("\n"), start=1)
-        if text and not text.isspace()
-    ]
-    for line, record in enumerate(records, start=1):
-        if not isinstance(record, dict):
-            raise InputError(f"record {line} of {path} is no JSON object")
-    return records
+    return [record for _, record in walk_json_lines(path)]
 
 
 def check_finite(content: Any, what: str) -> None:
@@ -45,7 +58,12 @@ def write_json_lines(path: Path, records: Iterable[Any]) -> None:
     """Write one JSON object a line."""
     with path.open("w", encoding="utf-8") as file:
         for record in records:
-            file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+            add_json_line(file, record)
+
+
+def add_json_line(file: TextIO, record: Any) -> None:
+    """Write a JSON object as the next line of a file."""
+    file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _text(path: Path) -> str:

@@ -45,6 +45,8 @@ class Layout(Protocol):
 
     def sole_task(self, episode: int, /) -> str | None: ...
 
+    def extras_of(self, episode: int, /) -> dict[str, Any]: ...  # what no LeRobot version knows of an episode
+
 
 @dataclass(frozen=True)
 class FilePlace:
@@ -89,8 +91,7 @@ class RecordedEpisode:
 class Recorded:
     """A written dataset, ready for its metadata."""
 
-    info: Mapping[str, Any]  # what every version's info.json says
-    episodes: Sequence[RecordedEpisode]
+    info: Mapping[str, Any]  # what every version's info.json says, and what writing the episodes added
     tasks: Mapping[int, str]
     stats: Mapping[str, Mapping[str, Any]]
 

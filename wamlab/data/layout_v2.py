@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from wamlab.data.json_files import read_json_lines, write_json, write_json_lines
+from wamlab.data.json_files import add_json_line, read_json_lines, write_json, write_json_lines
 from wamlab.data.layout import (
     INFO_FILE,
     STATS_FILE,
     FilePlace,
     Recorded,
+    RecordedEpisode,
     VideoSpan,
     checked_lengths,
     checked_tasks,
@@ -26,6 +27,7 @@ DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
 CHUNK_SIZE = 1000  # files a folder
 HAS_FILE_PER_EPISODE = True
+OWN_KEYS = ("episode_index", "tasks", "length")  # of a line of episodes.jsonl
 
 
 class LayoutV2:
@@ -39,6 +41,7 @@ class LayoutV2:
             self.episode_index = np.array([record["episode_index"] for record in records], np.int64)
             self.lengths = np.array([record["length"] for record in records], np.int64)
             self._tasks_of = [tuple(record.get("tasks") or ()) for record in records]
+            self._extras = [{key: value for key, value in r.items() if key not in OWN_KEYS} for r in records]
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
@@ -63,6 +66,9 @@ class LayoutV2:
         tasks = self._tasks_of[episode]
         return tasks[0] if len(tasks) == 1 else None
 
+    def extras_of(self, episode: int) -> dict[str, Any]:
+        return dict(self._extras[episode])
+
     def _names(self, episode: int) -> dict[str, Any]:
         index = int(self.episode_index[episode])
         chunk = index // int(self._info.get("chunks_size", CHUNK_SIZE))
@@ -85,31 +91,45 @@ def video_path(root: Path, camera: str, place: FilePlace) -> Path:
     return root / VIDEO_PATH.format(**names)
 
 
-def write_meta(root: Path, recorded: Recorded) -> None:
-    """Write the metadata of v2.1, with the global statistics and ``modality.json`` that GR00T and DreamZero read.
+def write_episodes(
+    root: Path, episodes: Iterable[RecordedEpisode], extras: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """Write the list of episodes and their statistics one by one; return what info.json says of them.
 
-    ``stats.json`` is not part of v2.1, yet both read their quantiles there.
+    ``extras`` hold, for each episode in turn, further keys of its line.
     """
-    episodes, features = recorded.episodes, recorded.info["features"]
-    meta = root / "meta"
+    meta, num_videos, chunks = root / "meta", 0, set()
     meta.mkdir(parents=True, exist_ok=True)
-    info = {
-        **recorded.info,
-        "codebase_version": "v2.1",
-        "total_videos": sum(len(episode.videos) for episode in episodes),
-        "total_chunks": len({episode.table.chunk for episode in episodes}),
-        "data_path": DATA_PATH,
-        "video_path": VIDEO_PATH,
-    }
+    with (
+        (meta / "episodes.jsonl").open("w", encoding="utf-8") as listed,
+        (meta / "episodes_stats.jsonl").open("w", encoding="utf-8") as measured,
+    ):
+        for number, episode in enumerate(episodes):
+            line = {"episode_index": episode.index, "tasks": list(episode.tasks), "length": episode.length}
+            try:
+                add_json_line(listed, {**line, **(extras[number] if extras else {})})
+            except (TypeError, ValueError) as error:
+                raise InputError(
+                    f"the episode list says of episode {episode.index} what v2.1 cannot hold ({error}): remove it there"
+                ) from error
+            add_json_line(measured, {"episode_index": episode.index, "stats": episode.stats})
+            num_videos += len(episode.videos)
+            chunks.add(episode.table.chunk)
+    return {"total_videos": num_videos, "total_chunks": len(chunks)}
+
+
+def write_meta(root: Path, recorded: Recorded) -> None:
+    """Write the metadata of v2.1 beside its episodes', with what GR00T and DreamZero read.
+
+    That is ``modality.json`` and the global statistics: ``stats.json`` is not part of v2.1, yet both read their
+    quantiles there.
+    """
+    info = {**recorded.info, "codebase_version": "v2.1", "data_path": DATA_PATH, "video_path": VIDEO_PATH}
     write_json(root / INFO_FILE, info)
     write_json(root / STATS_FILE, recorded.stats)
-    write_json(meta / "modality.json", modality(features))
-    write_json_lines(meta / "tasks.jsonl", ({"task_index": i, "task": task} for i, task in recorded.tasks.items()))
-    write_json_lines(
-        meta / "episodes.jsonl",
-        ({"episode_index": e.index, "tasks": list(e.tasks), "length": e.length} for e in episodes),
-    )
-    write_json_lines(meta / "episodes_stats.jsonl", ({"episode_index": e.index, "stats": e.stats} for e in episodes))
+    write_json(root / "meta/modality.json", modality(recorded.info["features"]))
+    tasks = ({"task_index": index, "task": task} for index, task in recorded.tasks.items())
+    write_json_lines(root / "meta/tasks.jsonl", tasks)
 
 
 def modality(features: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.par
 TASKS_FILE = "meta/tasks.parquet"
 CHUNK_SIZE = 1000  # files a folder
 HAS_FILE_PER_EPISODE = False
+OWN_NAMES = ("episode_index", "tasks", "length", "dataset_from_index", "dataset_to_index")  # of the list of episodes
+OWN_PREFIXES = ("data/", "videos/", "stats/", "meta/")
+EPISODES_AT_ONCE = 256  # of which statistics are in memory, and a row group of their list
 DATA_FILE_MB, VIDEO_FILE_MB = 100, 200  # a file that has grown beyond is followed by the next
 
 
@@ -44,6 +48,7 @@ class LayoutV3:
         if not paths:
             raise InputError(f"{folder} holds no episodes parquet file")
         table = pa.concat_tables([_read_columns(path) for path in paths], promote_options="default")
+        self._extras = table.select([name for name in table.column_names if not _is_own(name)])
         self._tasks_of = table["tasks"].combine_chunks() if "tasks" in table.column_names else None
         self._columns = {
             name: _numbers(table[name], name, folder)
@@ -79,6 +84,10 @@ class LayoutV3:
         tasks = self.tasks_of(episode)
         return tasks[0] if len(tasks) == 1 else None
 
+    def extras_of(self, episode: int) -> dict[str, Any]:
+        row = self._extras.slice(int(self._order[episode]), 1).to_pylist()[0]
+        return _without_nothing(row)
+
     def _place(self, prefix: str, episode: int) -> dict[str, Any]:
         return {
             "path": self._root / INFO_FILE,
@@ -96,6 +105,17 @@ class LayoutV3:
         if name not in self._columns:
             raise InputError(f"{self._folder} lacks the column {name}")
         return self._columns[name]
+
+
+def _is_own(name: str) -> bool:
+    return name in OWN_NAMES or name.startswith(OWN_PREFIXES)
+
+
+def _without_nothing(value: Any) -> Any:
+    """Leave out what a table fills in where a key was absent."""
+    if isinstance(value, dict):
+        return {key: _without_nothing(item) for key, item in value.items() if item is not None and item == item}
+    return [_without_nothing(item) for item in value] if isinstance(value, list) else value
 
 
 def _numbers(column: pa.ChunkedArray, name: str, folder: Path) -> np.ndarray:
@@ -143,10 +163,63 @@ def video_path(root: Path, camera: str, place: FilePlace) -> Path:
     return root / VIDEO_PATH.format(video_key=camera, chunk_index=place.chunk, file_index=place.file)
 
 
-def write_meta(root: Path, recorded: Recorded) -> None:
-    """Write the metadata of v3.0 as lerobot 0.4 to 0.6 read it."""
+def write_episodes(
+    root: Path, episodes: Iterable[RecordedEpisode], extras: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """Write the list of episodes with their statistics, some at a time; return what info.json says of them: nothing.
+
+    ``extras`` hold, for each episode in turn, further columns. Raises InputError for those that no column can hold.
+    """
     path = root / EPISODES_PATH.format(chunk_index=0, file_index=0)
     path.parent.mkdir(parents=True, exist_ok=True)
+    further = _extra_columns(extras)
+    writer: pq.ParquetWriter | None = None
+    schema: pa.Schema | None = None
+    first, remaining = 0, iter(episodes)
+    try:
+        while rows := [_episode_row(episode) for episode in islice(remaining, EPISODES_AT_ONCE)]:
+            schema = schema or _schema_of(rows)
+            table = pa.Table.from_pylist(rows, schema=schema)
+            for name, column in further.items():
+                table = table.append_column(name, column.slice(first, len(rows)))
+            writer = writer or pq.ParquetWriter(path, table.schema)
+            writer.write_table(table)
+            first += len(rows)
+    except pa.ArrowException as error:
+        raise InputError(f"the statistics of episodes {first} and on are unlike those before: {error}") from error
+    finally:
+        if writer is not None:
+            writer.close()
+    return {}
+
+
+def _schema_of(rows: Sequence[Mapping[str, Any]]) -> pa.Schema:
+    """Return the columns of the first episodes, which all must have; whole numbers may be others' fractions."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    found = {name: pa.array([row.get(name) for row in rows]).type for name in names}
+    is_count = {name: not name.startswith("stats/") or name.endswith("/count") for name in names}
+    return pa.schema([(name, kind if is_count[name] else _as_fractions(kind)) for name, kind in found.items()])
+
+
+def _as_fractions(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.list_(_as_fractions(kind.value_type))
+    return pa.float64() if pa.types.is_integer(kind) else kind
+
+
+def _extra_columns(extras: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
+    columns: dict[str, pa.Array] = {}
+    for name in dict.fromkeys(key for record in extras for key in record if not _is_own(key)):
+        try:
+            columns[name] = pa.array([record.get(name) for record in extras])
+            pq.write_table(pa.table({name: columns[name].slice(0, 0)}), pa.BufferOutputStream())
+        except pa.ArrowException as error:
+            raise InputError(f"the episodes' {name} is no column of one kind ({error}): mend or remove it") from error
+    return columns
+
+
+def write_meta(root: Path, recorded: Recorded) -> None:
+    """Write the metadata of v3.0 beside its episodes', as lerobot 0.4 to 0.6 read it."""
     info = {
         **recorded.info,
         "codebase_version": "v3.0",
@@ -158,7 +231,6 @@ def write_meta(root: Path, recorded: Recorded) -> None:
     write_json(root / INFO_FILE, info)
     write_json(root / STATS_FILE, recorded.stats)
     pq.write_table(_tasks_table(recorded.tasks), root / TASKS_FILE)
-    pq.write_table(pa.Table.from_pylist([_episode_row(e) for e in recorded.episodes]), path)
 
 
 def _episode_row(episode: RecordedEpisode) -> dict[str, Any]:

@@ -150,6 +150,10 @@ class RobotDataset:
         """Return the tasks that the episode list gives an episode."""
         return self._layout.tasks_of(self._checked(episode))
 
+    def extras_of(self, episode: int) -> dict[str, Any]:
+        """Return what the episode list says beyond what LeRobot knows: an episode's grade, operator, sub-tasks, ..."""
+        return self._layout.extras_of(self._checked(episode))
+
     def table_path(self, episode: int) -> Path:
         """Return the parquet file that holds an episode's rows; it may be missing."""
         return self._layout.table_path(self._checked(episode))

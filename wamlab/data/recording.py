@@ -230,7 +230,8 @@ class Recording:
             "splits": {"train": f"0:{len(self._episodes)}"},
             "features": features,
         }
-        self._layout.write_meta(self._root, Recorded(info, self._episodes, dict(enumerate(self._tasks)), stats))
+        info |= self._layout.write_episodes(self._root, self._episodes)
+        self._layout.write_meta(self._root, Recorded(info, dict(enumerate(self._tasks)), stats))
 
     def _read_column(self, name: str) -> np.ndarray:
         """Read a column back whole: quantiles need all rows, yet only one column need be in memory."""
