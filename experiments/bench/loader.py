@@ -2,46 +2,44 @@
 
     wamlab bench loader [DATASET] [--quick] [--json]
 
-Every loader delivers the same few windows of all cameras over and over, at their stored size, in batches of 4. Each
-runs in a process of its own and is charged for what a turn of batches costs, worker processes included; turns alternate
-and ratios are paired by round. Pools, and DreamZero's shards, show several windows of an episode for one decoding. No
-loader that decodes each window can beat the bare decoder: "limit" says how many times it beats a peer. Besides: the
-index of a long file, and how long training waits.
+Every loader delivers the same few windows of up to three cameras over and over, at their stored size, in batches of 2,
+and the same frames to the last bit. Each runs in a process of its own and is charged for what a turn of batches costs,
+worker processes included; turns alternate and ratios are paired by round. Pools, and DreamZero's shards, show several
+windows of an episode for one decoding. No loader that decodes each window can beat the bare decoder: how many times
+that beats a peer stands beside as the limit. Besides: a warm frame store, the index of a long file, how long training
+waits for batches, and how much a helper process that loads slows it. The whole table takes 15 minutes on 2 cores.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from loader_parts import peers, rounds
-from loader_parts.rounds import Costs, Way
-from loader_parts.videos import Videos, find_clip, joined, make_dataset
+from loader_parts import peers, rounds, table, waiting
+from loader_parts.videos import Videos, find_clip, make_dataset
+from loader_parts.ways import BARE, Load, open_reader, recorded_of, ways_of
+from tqdm import tqdm
 
 from wamlab.data.clips import ClipReader
-from wamlab.data.frame_index import read_frame_index
-from wamlab.data.lerobot import RobotDataset, open_dataset
-from wamlab.data.loader import MAX_DEPTH, load_clips
-from wamlab.data.order import SampleOrder
-from wamlab.data.robot import RobotConfig
-from wamlab.data.windows import WindowConfig
 from wamlab.errors import InputError
-from wamlab.lab.table import Table
-from wamlab.types import Clip
 
-POOL = 8
-GOLDEN = 0.618034  # multiples of it fill 0..1 evenly from the first on
-SEED = 0
-HEADROOMS = (1.3, 1.1)  # step time over what the loader needs for a batch on its own
+DENSE, STRIDED = (25, 1), (33, 2)  # frames, stride
+HEADROOMS = {"wait_fraction": 1.3, "wait_fraction_at_1_1": 1.1}  # step time over what loading a batch takes on its own
+LONG_FRAMES = 10_000
+NUM_ROUNDS = 5
+MOST_WAYS = 8  # without DreamZero's shards
+HELPER_HEADROOM = 1.3  # step time over what a helper process takes for a batch
+Say = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
@@ -54,331 +52,178 @@ class Setting:
 
     @property
     def name(self) -> str:
-        episodes = f", {self.videos.num_episodes} episodes" if self.videos.num_episodes != 4 else ""
-        return f"{self.videos.name}, {self.num_frames} frames of stride {self.stride}{episodes}"
-
-
-PUBLISHED = Setting(Videos(), 25, 1)
-SETTINGS = (
-    PUBLISHED,
-    Setting(Videos(), 25, 4),
-    Setting(Videos(num_episodes=32), 25, 1),  # more files than decoders that stay open
-    Setting(Videos("h264", 2), 25, 1),
-    Setting(Videos("h264", 30), 33, 2),
-    Setting(Videos("h264", 250), 25, 4),
-    Setting(Videos("av1", 2), 25, 4),
-    Setting(Videos("av1", 30), 25, 1),
-    Setting(Videos("h264", 30, 480, 640), 33, 2),
-    Setting(Videos("av1", 2, 480, 640), 25, 4),
-    Setting(Videos("av1", 250, 480, 640), 25, 1),
-)
-
-
-def window_of(num_frames: int, stride: int) -> WindowConfig:
-    """Return windows of so many frames, 1 and 8 for each block."""
-    return WindowConfig(stride, latents_per_block=2, actions_per_block=8 * stride, max_blocks=(num_frames - 1) // 8)
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Some of a reader's samples, so that every turn of every loader shows the same ones."""
-
-    reader: ClipReader
-    samples: np.ndarray
+        episodes = f", {self.videos.num_episodes} episodes" if self == MANY_FILES else ""
+        return f"{self.videos.name}{episodes}, {self.num_frames} frames x {self.stride}"
 
     @property
-    def num_samples(self) -> int:
-        return len(self.samples)
-
-    @property
-    def sample_episodes(self) -> np.ndarray:
-        return self.reader.sample_episodes[self.samples]
-
-    def read(self, sample_index: int, seed: int) -> Clip:
-        return self.reader.read(int(self.samples[sample_index]), seed)
-
-    def decode(self, samples: Sequence[int], *args: Any, **options: Any) -> Any:
-        return self.reader.decode([int(self.samples[sample]) for sample in samples], *args, **options)
-
-    def clip(self, sample_index: int, *args: Any, **options: Any) -> Clip:
-        return self.reader.clip(int(self.samples[sample_index]), *args, **options)
+    def load(self) -> Load:
+        """Return shorter turns for large frames, and no frame store for many episodes."""
+        num_turns = 1 if self.videos.height_px > 400 else 2
+        return Load(num_turns * peers.NUM_WORKERS, 0 if self == MANY_FILES else 3 * 2**30, has_shards=self == PUBLISHED)
 
 
-def choose_samples(reader: ClipReader, number: int) -> np.ndarray:
-    """Choose windows of as many episodes as possible, spread evenly over the places of an episode."""
-    episodes = np.unique(reader.sample_episodes)
-    rng = np.random.default_rng(SEED)
-    chosen = []
-    for turn, episode in enumerate(rng.permutation(np.resize(episodes, number)).tolist()):
-        own = np.flatnonzero(reader.sample_episodes == episode)
-        chosen.append(own[int((turn + 0.5) * GOLDEN % 1 * len(own))])
-    return np.array(chosen)
+PUBLISHED = Setting(Videos(), *DENSE)
+MANY_FILES = Setting(Videos(num_episodes=32), *DENSE)  # more files than decoders that stay open
+ENCODED = [
+    Videos(codec, group, *size)
+    for size, codec, group in product(((180, 320), (480, 640)), ("h264", "av1"), (2, 30, 250))
+]
+SETTINGS = [*(Setting(v, *window) for v, window in product([Videos(), *ENCODED], (DENSE, STRIDED))), MANY_FILES]
 
 
-def open_reader(root: Path, num_frames: int, stride: int, most_cameras: int = 3) -> ClipReader:
-    """Return wamlab's reader with views at their stored size side by side, so that a clip is a copy of its frames."""
-    dataset = open_dataset(root)
-    videos = [c for c in dataset.cameras if dataset.features[c]["dtype"] == "video"]
-    if not videos:
-        raise InputError(f"{root} stores no videos: there is no decoding to measure")
-    sizes = {camera: dataset.frames(0, camera, np.array([0])).shape[1:3] for camera in videos}
-    cameras = tuple(camera for camera in videos if sizes[camera] == sizes[videos[0]])[:most_cameras]
-    height_px, width_px = sizes[cameras[0]]
-    robot = RobotConfig(
-        cameras, "row", height_px, width_px, crop_fraction=1.0, has_color_jitter=False,
-        state_column=None, action_column=None,
-    )  # fmt: skip
-    return ClipReader(dataset, robot, window_of(num_frames, stride), is_training=False)
+def measure_setting(
+    reader: ClipReader, load: Load, *, num_rounds: int, budget_s: float, say: Say = lambda way: None
+) -> dict[str, rounds.Costs]:
+    """Measure all loaders on one setting; raises RuntimeError where one of wamlab's fails."""
+    with tempfile.TemporaryDirectory(prefix="wamlab-bench-") as store:
+        ways = ways_of(reader, load, Path(store))
+        costs = rounds.measure(ways, num_rounds=num_rounds, budget_s=budget_s, say=say)
+    for way, cost in costs.items():
+        if cost.error and way.startswith("wamlab"):
+            raise RuntimeError(f"{way}: {cost.error}")
+        if not ways[way].is_in_order:
+            cost.frames = costs[BARE].frames  # others than the first batch's; checked where they are made
+    return costs
 
 
-def recorded_of(reader: ClipReader) -> peers.Recorded:
-    """Return what the peers need to know of the reader's dataset and windows."""
-    dataset, windows = reader.dataset, reader.windows
-    rows = reader.window.frame_stride * np.arange(reader.window.num_frames)
-    spans = [
-        [dataset._layout.video_span(episode, camera) for camera in reader._cameras.values()]
-        for episode in range(dataset.num_episodes)
-    ]
-    times_s = [_times_s(dataset, episode) for episode in range(dataset.num_episodes)]
-    return peers.Recorded(
-        [[str(span.path) for span in row] for row in spans],
-        [[span.start_s + own_s for span in row] for row, own_s in zip(spans, times_s, strict=True)],
-        windows[:, 0],
-        windows[:, 1],
-        rows,
-    )
+def list_differing(costs: dict[str, rounds.Costs]) -> list[str]:
+    """Return the loaders that showed other frames than the bare decoder."""
+    return [way for way, cost in costs.items() if not cost.error and cost.frames != costs[BARE].frames]
 
 
-def _times_s(dataset: RobotDataset, episode: int) -> np.ndarray:
-    return dataset.rows(episode, "timestamp").astype(np.float64)
+def measure_table() -> dict[str, Any]:
+    """Measure the whole table, a line as soon as it is there; return the first setting's figures and all ratios."""
+    print(table.head())
+    figures: dict[str, Any] = {}
+    ratios: dict[str, Any] = {}
+    a_setting = MOST_WAYS * (NUM_ROUNDS + 1)  # turns
+    with tqdm(total=len(SETTINGS) * a_setting, desc="loaders", unit="turn", file=sys.stderr) as bar:
+        for number, setting in enumerate(SETTINGS):
+            bar.set_postfix_str(setting.name)
+            costs = measure_own(setting, setting.load, num_rounds=NUM_ROUNDS, say=lambda way: bar.update())
+            bar.update((number + 1) * a_setting - bar.n)  # fewer where a loader cannot read the files
+            found = table.ratios_of(costs)
+            tqdm.write(table.line(setting.name, found))
+            figures = figures or table.figures_of(costs, found)
+            ratios[setting.name] = table.figures_of(costs, found)["ratios"]
+            if setting == PUBLISHED:
+                details = str(table.detailed(costs))
+    print(f"\n{PUBLISHED.name}: CPU time a sample\n{details}")
+    return figures | {"settings": ratios}
 
 
-def ways_of(reader: ClipReader, *, is_quick: bool) -> dict[str, Way]:
-    """Return every loader; those of decord only where it reads the files."""
-    recorded = recorded_of(reader)
-    # wamlab's loaders begin at MAX_DEPTH: one that still reads further ahead from turn to turn decodes more than a turn
-    # delivers (12 samples for 8) and would be charged for it.
-    turn = peers.NUM_WORKERS * (1 if is_quick else 2)  # batches
-    chosen = choose_samples(reader, turn * peers.BATCH_SIZE)
-    prefetch = peers.QUICK_PREFETCH if is_quick else peers.PREFETCH
-
-    def drawn(position: int) -> int:
-        return int(chosen[position % len(chosen)])
-
-    def peer(dataset: Any, num_batches: int = turn) -> Way:
-        return Way(partial(peers.batches, dataset, drawn, prefetch), num_batches, peers.BATCH_SIZE)
-
-    def single() -> Iterator[Any]:
-        return load_clips(
-            Chosen(reader, chosen),
-            batch_size=peers.BATCH_SIZE,
-            seed=SEED,
-            is_shuffled=False,
-            prefetch_batches=MAX_DEPTH,
-        )
-
-    def pooled(pool: int) -> Way:
-        def make() -> Iterator[Any]:
-            return load_clips(reader, batch_size=peers.BATCH_SIZE, seed=SEED, pool=pool, prefetch_batches=MAX_DEPTH)
-
-        return Way(make, pool, peers.BATCH_SIZE)
-
-    shards = peers.DreamZeroLike(recorded)
-    ways = {
-        "LeRobot, float32": peer(peers.LeRobotLike(recorded, is_uint8=False)),
-        "LeRobot, uint8": peer(peers.LeRobotLike(recorded, is_uint8=True)),
-        "DreamZero, a window": peer(peers.DecordLike(recorded)),
-        "DreamZero, shards": peer(shards, shards.shard_samples // peers.BATCH_SIZE),
-        "RLinf": peer(peers.RLinfLike(recorded)),
-        "bare decoder": Way(partial(peers.bare_batches, recorded, drawn), turn, peers.BATCH_SIZE),
-        "wamlab": Way(single, turn, peers.BATCH_SIZE),
-        f"wamlab, pool {POOL}": pooled(POOL),
-    }
-    if not is_quick:
-        ways[f"wamlab, pool {shards.shard_samples}"] = pooled(shards.shard_samples)
-    return ways
+def measure_own(
+    setting: Setting, load: Load, *, num_rounds: int, budget_s: float = float("inf"), say: Say = lambda way: None
+) -> dict[str, rounds.Costs]:
+    """Measure a setting whose videos every loader reads right; raises RuntimeError where one does not."""
+    reader = open_reader(make_dataset(setting.videos), setting.num_frames, setting.stride)
+    costs = measure_setting(reader, load, num_rounds=num_rounds, budget_s=budget_s, say=say)
+    if differing := list_differing(costs):
+        raise RuntimeError(f"{setting.name}: frames of {', '.join(differing)} are not the bare decoder's")
+    return costs
 
 
-def measure_setting(name: str, reader: ClipReader, *, is_quick: bool, budget_s: float) -> dict[str, float]:
-    """Measure all loaders on one setting; print the table and return ratios."""
-    ways = ways_of(reader, is_quick=is_quick)
-    costs = rounds.measure(ways, num_rounds=5 if budget_s else 1, budget_s=budget_s)
-    equal, differing = check_pixels(reader)
-    print(f"\n{name}: CPU time a sample; {equal} frames equal the bare decoder's, {differing} differ")
-    print(Table([_row(way, costs) for way in ways]))
-    figures = {f"cpu_ms, {way}": cost.ms for way, cost in costs.items() if cost.seconds}
-    keys = {
-        "speedup_vs_lerobot_float32": ("LeRobot, float32", "wamlab"),
-        "speedup_vs_lerobot_uint8": ("LeRobot, uint8", "wamlab"),
-        "speedup_vs_dreamzero": ("DreamZero, a window", "wamlab"),
-        "speedup_vs_dreamzero_pool": ("DreamZero, a window", f"wamlab, pool {POOL}"),
-        "speedup_vs_dreamzero_shards": ("DreamZero, shards", f"wamlab, pool {POOL}"),
-        "speedup_vs_rlinf": ("RLinf", "wamlab"),
-        "speedup_vs_rlinf_pool": ("RLinf", f"wamlab, pool {POOL}"),
-        "cpu_vs_bare_torchcodec": ("wamlab", "bare decoder"),
-    }
-    for key, (peer, own) in keys.items():
-        if found := rounds.ratios(costs[peer], costs[own]):
-            figures[key] = statistics.median(found)
+def measure_dataset(root: Path, *, is_quick: bool) -> dict[str, Any]:
+    """Measure a user's dataset: dense windows, shorter ones where its episodes are, and strided ones where they fit."""
+    figures: dict[str, Any] = {}
+    for num_frames, stride in fitting_windows(root, is_quick=is_quick):
+        reader = open_reader(root, num_frames, stride)
+        load = Load((1 if is_quick else 2) * peers.NUM_WORKERS, 2**29 if is_quick else 3 * 2**30)
+        costs = measure_setting(reader, load, num_rounds=NUM_ROUNDS, budget_s=6 if is_quick else 60)
+        found = table.ratios_of(costs)
+        print(f"{root}, {num_frames} frames of stride {stride}: CPU time a sample\n{table.detailed(costs)}")
+        if differing := list_differing(costs):
+            print(f"other frames than the bare decoder's: {', '.join(differing)}")
+        figures = figures or table.figures_of(costs, found)
     return figures
 
 
-def _row(way: str, costs: Mapping[str, Costs]) -> dict[str, Any]:
-    """Return a loader's line: what it costs, how many times what wamlab costs, and the bare decoder's lead."""
-    cost = costs[way]
-    if cost.error:
-        return {"loader": way, "ms, median": cost.error[:70]}
-    single, pooled = rounds.ratios(cost, costs["wamlab"]), rounds.ratios(cost, costs[f"wamlab, pool {POOL}"])
-    bare = rounds.ratios(cost, costs["bare decoder"])
-    return {
-        "loader": way + (_note() if way in ("LeRobot, float32", "LeRobot, uint8", "RLinf", "bare decoder") else ""),
-        "ms, median": cost.ms,
-        "/ wamlab": statistics.median(single),
-        "lowest": single[0],
-        "highest": single[-1],
-        f"/ pool {POOL}": statistics.median(pooled),
-        "/ bare (limit)": statistics.median(bare),
-    }
-
-
-def _note() -> str:
-    return " (PyAV in torchcodec's place)" if peers.NO_TORCHCODEC else ""
-
-
-def check_pixels(reader: ClipReader, num_samples: int = 3) -> tuple[int, int]:
-    """Count the frames of some samples that are, and are not, the bare decoder's to the last bit."""
-    return in_child(partial(_compare_pixels, reader, num_samples))
-
-
-def _compare_pixels(reader: ClipReader, num_samples: int) -> tuple[int, int]:
-    recorded, order = recorded_of(reader), SampleOrder(reader.num_samples, SEED)
-    equal = differing = 0
-    for position in range(num_samples):
-        sample = order.draw(position).sample
-        own = reader.read(sample, 0).frames
-        other = np.concatenate(peers.bare_sample(recorded, sample, {}), axis=2)
-        same = int((own == other).all(axis=(1, 2, 3)).sum())
-        equal, differing = equal + same, differing + len(own) - same
-    return equal, differing
-
-
-def in_child(call: Callable[[], Any]) -> Any:
-    """Return a call's result from a process of its own: decoders do not survive the forks of later loaders."""
-    ours, theirs = rounds.FORK.Pipe()
-
-    def answer() -> None:
+def fitting_windows(root: Path, *, is_quick: bool) -> list[tuple[int, int]]:
+    """Return frames and stride of the windows to measure; raises InputError where no episode holds even 9 frames."""
+    fitting, refusal = [], None
+    for num_frames, stride in (DENSE, (17, 1), (9, 1), STRIDED):
+        if stride == 1 and fitting:
+            continue
         try:
-            theirs.send((call(), None))
-        except Exception as error:
-            theirs.send((None, f"{type(error).__name__}: {error}"))
-
-    process = rounds.FORK.Process(target=answer)
-    process.start()
-    theirs.close()
-    try:
-        result, error = ours.recv()
-    except EOFError:
-        raise RuntimeError("a measuring process died") from None
-    finally:
-        process.join()
-    if error:
-        raise RuntimeError(error)
-    return result
-
-
-def measure_index(path: Path, num_rounds: int) -> tuple[float, float, list[float]]:
-    """Return CPU seconds of indexing a file, those of torchcodec's exact opening, and the ratios."""
-    own_s, other_s = [], []
-    for _ in range(num_rounds + 1):
-        start_s = time.process_time()
-        index = read_frame_index(path)
-        middle_s = time.process_time()
-        decoder = peers.Decoder(str(path), seek_mode="exact")
-        own_s.append(middle_s - start_s)
-        other_s.append(time.process_time() - middle_s)
-        assert peers.NO_TORCHCODEC or len(decoder) == len(index)
-    found = sorted(b / a for a, b in zip(own_s[1:], other_s[1:], strict=True))
-    return statistics.median(own_s[1:]), statistics.median(other_s[1:]), found
-
-
-def measure_wait(reader: ClipReader, headroom: float, seconds: float) -> dict[str, float]:
-    """Train without training: a step sleeps ``headroom`` times what the loader alone takes for a batch.
-
-    As on a GPU, where the CPU is free meanwhile. The rate alone is measured right before, over as many batches.
-    """
-    loader = load_clips(reader, batch_size=peers.BATCH_SIZE, seed=SEED)
-    for _ in range(4):
-        next(loader)
-    start_s, num_batches = time.perf_counter(), 0
-    while time.perf_counter() - start_s < seconds / 3:
-        next(loader)
-        num_batches += 1
-    alone_s = (time.perf_counter() - start_s) / num_batches
-    step_s = headroom * alone_s
-    time.sleep(4 * alone_s)  # training begins with full queues
-    next(loader)
-    waited_s, spent_s = loader.report().wait_s, loader.report().step_s
-    for _ in range(max(8, round(seconds * 2 / 3 / step_s))):
-        time.sleep(step_s)
-        next(loader)
-    waited_s, spent_s = loader.report().wait_s - waited_s, loader.report().step_s - spent_s
-    loader.close()
-    return {"share": waited_s / (waited_s + spent_s), "batch_s": alone_s, "step_s": step_s}
+            open_reader(root, num_frames, stride)
+        except InputError as error:
+            refusal = error
+        else:
+            fitting.append((num_frames, stride))
+    if not fitting:
+        assert refusal is not None
+        raise refusal
+    return fitting[: 1 if is_quick else None]
 
 
 def measure_rest(reader: ClipReader, *, is_quick: bool) -> dict[str, Any]:
-    """Measure the index and the waiting; print both."""
-    figures: dict[str, Any] = {}
-    paths = recorded_of(reader).paths
-    with tempfile.TemporaryDirectory() as folder:
-        times = -(-10_000 // len(read_frame_index(Path(paths[0][0]))))
-        path = joined(Path(paths[0][0]), Path(folder) / "long.mp4", times)
-        own_s, other_s, found = in_child(partial(measure_index, path, 7))
-        name = "PyAV reader" if peers.NO_TORCHCODEC else "torchcodec exact"
-        length = len(read_frame_index(path))
+    """Measure the index, the waiting and the helper process; print them."""
+    path = Path(recorded_of(reader).paths[0][0])
+    length, own_s, other_s, found = waiting.in_child(
+        partial(waiting.measure_index, path, LONG_FRAMES, 5 if is_quick else 11)
+    )
+    name = "PyAV reader" if peers.NO_TORCHCODEC else "torchcodec exact"
+    print(
+        f"\nindex of {length:,} frames: {1000 * own_s:.2f} ms, {name} {1000 * other_s:.1f} ms, "
+        f"{statistics.median(found):.0f} times (from {found[0]:.0f} to {found[-1]:.0f})"
+    )
+    figures: dict[str, Any] = {"index_speedup_vs_torchcodec": statistics.median(found)}
+    headrooms = list(HEADROOMS.values())
+    batch_s, shares = waiting.in_child(partial(waiting.measure_waits, reader, headrooms, 30 if is_quick else 200))
+    for (key, headroom), share in zip(HEADROOMS.items(), shares, strict=True):
         print(
-            f"\nindex of {length:,} frames: {1000 * own_s:.2f} ms, {name} {1000 * other_s:.1f} ms, "
-            f"{statistics.median(found):.0f} times (from {found[0]:.0f} to {found[-1]:.0f})"
+            f"step of {headroom} times what a batch takes to load ({1000 * batch_s:.0f} ms): "
+            f"training waits {100 * share:.2f} % of its time"
         )
-        figures["index_speedup_vs_torchcodec"] = statistics.median(found)
-    for headroom in HEADROOMS[: 1 if is_quick else 2]:
-        wait = in_child(partial(measure_wait, reader, headroom, 9 if is_quick else 30))
+        figures[key] = share
+    steps, num_rounds = (8, 4) if is_quick else (24, 9)
+    if rates := waiting.in_child(partial(waiting.measure_step_rate, reader, HELPER_HEADROOM, steps, num_rounds)):
+        figures["step_rate_with_helper_process"] = statistics.median(rates)
         print(
-            f"step of {headroom} times what a batch takes to load ({1000 * wait['batch_s']:.0f} ms): "
-            f"training waits {100 * wait['share']:.2f} % of its time"
+            f"training on one core beside a helper process that loads on another: {statistics.median(rates):.3f} of "
+            f"its rate without a loader (from {rates[0]:.3f} to {rates[-1]:.3f})"
         )
-        figures["wait_fraction" if headroom == HEADROOMS[0] else f"wait_fraction, {headroom}"] = wait["share"]
+    else:
+        print("one core: nothing to measure beside a helper process")
     return figures
 
 
-def run(*, is_quick: bool, dataset: Path | None = None) -> dict[str, Any]:
-    """Measure every setting, or the user's dataset; return the figures of the first and print a table a setting."""
-    torch.set_num_threads(1)
-    start_s = time.perf_counter()
+def warn() -> None:
+    """Say in a line each what is missing here, and whether other programs disturb."""
     for missing, package, so in (
         (peers.NO_TORCHCODEC, "torchcodec", "PyAV takes its place in LeRobot's, RLinf's and the bare loader"),
         (peers.NO_DECORD, "decord", "DreamZero's loader is left out"),
     ):
         if missing:
             print(f"{package} does not load ({missing}): {so}")
-    if dataset is None and find_clip() is None:
+    if find_clip() is None:
         print("the DROID clip is not there (WAMLAB_DROID_CLIP names its folder): videos are synthetic")
-    figures: dict[str, Any] = {}
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if busy > 0.5:
+        print(f"other programs kept {busy:.1f} cores busy in the last minute: waits and step rates suffer")
+
+
+def run(*, is_quick: bool, dataset: Path | None = None) -> dict[str, Any]:
+    """Measure every setting, or the user's dataset; return the figures, those of the first setting by their names."""
+    torch.set_num_threads(1)
+    start_s = time.perf_counter()
     if dataset is not None:
-        reader = open_reader(dataset, 25, 1)
-        figures |= measure_setting(f"{dataset}, 25 frames of stride 1", reader, is_quick=is_quick, budget_s=60)
+        fitting_windows(dataset, is_quick=True)  # what is wrong with it shows before anything else
+    warn()
+    if dataset is not None:
+        figures = measure_dataset(dataset, is_quick=is_quick)
+        reader = open_reader(dataset, *fitting_windows(dataset, is_quick=True)[0])
     else:
-        for setting in SETTINGS[: 1 if is_quick else None]:
-            reader = open_reader(make_dataset(setting.videos), setting.num_frames, setting.stride)
-            is_small = setting.videos.height_px < 400
-            found = measure_setting(
-                setting.name, reader, is_quick=is_quick, budget_s=0 if is_quick else 25 if is_small else 40
-            )
-            figures |= found if setting is PUBLISHED else {f"{key}, {setting.name}": found[key] for key in found}
-        reader = open_reader(make_dataset(PUBLISHED.videos), PUBLISHED.num_frames, PUBLISHED.stride)
+        if is_quick:
+            load = Load(2 * peers.NUM_WORKERS, 2**29)
+            costs = measure_own(PUBLISHED, load, num_rounds=NUM_ROUNDS, budget_s=8)
+            figures = table.figures_of(costs, table.ratios_of(costs))
+            print(f"{PUBLISHED.name}: CPU time a sample; all frames equal\n{table.detailed(costs)}")
+        else:
+            figures = measure_table()
+        reader = open_reader(make_dataset(PUBLISHED.videos), *DENSE)
     figures |= measure_rest(reader, is_quick=is_quick)
-    figures["minutes"] = (time.perf_counter() - start_s) / 60
-    return figures
+    return figures | {"minutes": (time.perf_counter() - start_s) / 60}
 
 
 if __name__ == "__main__":

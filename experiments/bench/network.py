@@ -29,7 +29,6 @@ from wamlab.speed.compile import compiled, has_cpp_compiler
 from wamlab.train import has_native_bf16
 from wamlab.types import Batch, FlowExample, Net
 
-
 CONFIG = WAMConfig(
     dim=384, layers=8, heads=6, ffn_dim=1536, latent_channels=48, text_dim=4096, text_len=64,
     latents_per_block=2, actions_per_block=24, max_blocks=4,

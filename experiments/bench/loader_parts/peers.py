@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from wamlab.data.decode import open_video
 from wamlab.data.frame_index import read_frame_index
 
-BATCH_SIZE, NUM_WORKERS, PREFETCH = 4, 2, 4
-QUICK_PREFETCH = 2  # fills sooner, costs a sample the same
+BATCH_SIZE, NUM_WORKERS = 2, 2
+PREFETCH = 1  # fewer than usual fill sooner and cost a sample the same
 CACHED_DECODERS = 100  # LeRobot's LRU
 SHARD_SHARE = 0.1  # of a shard's steps that DreamZero shows
 
@@ -223,7 +223,7 @@ class InOrder(Sampler[int]):
             position += 1
 
 
-def batches(dataset: Dataset, draw: Callable[[int], int], prefetch: int = PREFETCH) -> Iterator[Any]:
+def batches(dataset: Dataset, draw: Callable[[int], int]) -> Iterator[Any]:
     """Read a dataset as its users do: forked workers that stay and read ahead."""
     sharded = isinstance(dataset, IterableDataset)
     warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores
@@ -232,7 +232,7 @@ def batches(dataset: Dataset, draw: Callable[[int], int], prefetch: int = PREFET
         batch_size=BATCH_SIZE,
         sampler=None if sharded else InOrder(draw),
         num_workers=1 if sharded else NUM_WORKERS,
-        prefetch_factor=prefetch,
+        prefetch_factor=PREFETCH,
         persistent_workers=True,
         multiprocessing_context="fork",
     )

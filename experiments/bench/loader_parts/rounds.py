@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-QUIET_S = 0.1  # a loader whose processes used next to nothing for so long has read ahead all it will
+from loader_parts.pixels import digest
+
+QUIET_S = 0.05  # a loader whose processes used next to nothing for so long has read ahead all it will
 FORK = multiprocessing.get_context("fork")
 
 
@@ -22,6 +24,7 @@ class Way:
     make: Callable[[], Iterator[Any]]  # of batches
     batches: int  # a turn: those after which it has done all of its work as often
     samples: int  # a batch
+    is_in_order: bool = True  # delivers the same samples as all others that do
 
 
 @dataclass
@@ -30,6 +33,7 @@ class Costs:
 
     seconds: list[float] = field(default_factory=list)
     error: str = ""
+    frames: int = 0  # checksum of the first batch's
 
     @property
     def ms(self) -> float:
@@ -41,8 +45,10 @@ def ratios(costs: Costs, other: Costs) -> list[float]:
     return sorted(a / b for a, b in zip(costs.seconds, other.seconds, strict=False))
 
 
-def measure(ways: Mapping[str, Way], *, num_rounds: int, budget_s: float) -> dict[str, Costs]:
-    """Let every loader deliver a turn's batches in each round, one after another.
+def measure(
+    ways: Mapping[str, Way], *, num_rounds: int, budget_s: float, say: Callable[[str], Any]
+) -> dict[str, Costs]:
+    """Let every loader deliver a turn's batches in each round, one after another; name it to ``say`` before.
 
     A turn ends when the loader has read ahead as far as before it, so that what a turn costs is what its batches cost.
     No round begins ``budget_s`` after the warm-up, but one always runs.
@@ -51,12 +57,14 @@ def measure(ways: Mapping[str, Way], *, num_rounds: int, budget_s: float) -> dic
     costs = {name: Costs() for name in ways}
     try:
         for name, turn in turns.items():
-            costs[name].error = turn.warm_up()
+            say(name)
+            costs[name].frames, costs[name].error = turn.warm_up()
         start_s = time.perf_counter()
         for index in range(num_rounds):
             if index and time.perf_counter() - start_s > budget_s:
                 break
             for name, turn in turns.items():
+                say(name)
                 if not costs[name].error:
                     costs[name].seconds.append(turn.take() / ways[name].batches / ways[name].samples)
     finally:
@@ -73,20 +81,26 @@ class _Turns:
         self._is_started = False
         self._theirs = theirs
 
-    def warm_up(self) -> str:
-        """Start the loader and take one turn; return what went wrong."""
+    def warm_up(self) -> tuple[int, str]:
+        """Start the loader and take one turn; return its first batch's checksum and what went wrong."""
         self._process.start()
         self._is_started = True
         self._theirs.close()
         try:
             self.take()
+            return self._receive(), ""
         except RuntimeError as error:
-            return str(error)
-        return ""
+            return 0, str(error)
 
     def take(self) -> float:
         self._connection.send(self._way.batches)
-        found = self._connection.recv()
+        return self._receive()
+
+    def _receive(self) -> Any:
+        try:
+            found = self._connection.recv()
+        except EOFError:
+            raise RuntimeError("the process of this loader died") from None
         if isinstance(found, str):
             raise RuntimeError(found)
         return found
@@ -103,13 +117,20 @@ class _Turns:
 def _serve(connection: Any, make: Callable[[], Iterator[Any]]) -> None:
     try:
         batches = make()
+        is_first = True
         while True:
             number = connection.recv()
             start_s = cpu_s()
-            for _ in range(number):
+            first = next(batches)
+            frames = digest(first) if is_first else 0  # of the warm-up, whose time is not counted
+            del first
+            for _ in range(number - 1):
                 next(batches)
-            _wait_until_quiet()
+            wait_until_quiet()
             connection.send(cpu_s() - start_s)
+            if is_first:
+                connection.send(frames)
+                is_first = False
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     except BaseException as error:
@@ -119,12 +140,13 @@ def _serve(connection: Any, make: Callable[[], Iterator[Any]]) -> None:
         child.terminate()
 
 
-def _wait_until_quiet() -> None:
+def wait_until_quiet() -> None:
+    """Wait until this process and its workers have done all they will."""
     before_s = cpu_s()
     while True:
         time.sleep(QUIET_S)
         now_s = cpu_s()
-        if now_s - before_s < 0.01 * QUIET_S:
+        if now_s - before_s < 0.02 * QUIET_S:
             return
         before_s = now_s
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,7 @@ class Videos:
     group: int = 0  # frames from key frame to key frame
     height_px: int = 180
     width_px: int = 320
-    num_episodes: int = 4
+    num_episodes: int = 2
 
     @property
     def name(self) -> str:
@@ -69,13 +70,18 @@ def make_dataset(videos: Videos) -> Path:
     layout = layout_of("v2.1")
     with new_folder(root) as partial, Recording(partial, layout, float(FPS)) as recording:
         features = {}
-        for number, camera in enumerate(CAMERAS):
-            first = layout.video_path(partial, IMAGES + camera, layout.place_of(0))
-            first.parent.mkdir(parents=True, exist_ok=True)
+        firsts = {camera: layout.video_path(partial, IMAGES + camera, layout.place_of(0)) for camera in CAMERAS}
+
+        def make_first(number: int, camera: str) -> None:
+            firsts[camera].parent.mkdir(parents=True, exist_ok=True)
             if clip and videos.codec is None:
-                shutil.copyfile(clip / f"{camera}.mp4", first)
+                shutil.copyfile(clip / f"{camera}.mp4", firsts[camera])
             else:
-                encode(first, read_frames(clip, camera, number, videos), videos)
+                encode(firsts[camera], read_frames(clip, camera, number, videos), videos)
+
+        with ThreadPoolExecutor(len(CAMERAS)) as threads:
+            list(threads.map(make_first, range(len(CAMERAS)), CAMERAS))
+        for camera, first in firsts.items():
             for episode in range(1, videos.num_episodes):
                 target = layout.video_path(partial, IMAGES + camera, layout.place_of(episode))
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -125,6 +131,7 @@ def moving_texture(seed: int, videos: Videos) -> Iterator[np.ndarray]:
 
 def encode(path: Path, frames: Iterator[np.ndarray], videos: Videos) -> None:
     """Write frames as an mp4 file."""
+    os.environ.setdefault("SVT_LOG", "1")  # errors only: it tells the terminal about every file
     encoder, options = ENCODERS[videos.codec or "h264"]
     with av.open(str(path), "w", format="mp4") as container:
         stream = container.add_stream(encoder, rate=FPS)
@@ -145,7 +152,7 @@ def joined(path: Path, target: Path, times: int) -> Path:
         out = container.add_stream_from_template(stream)
         packets = [packet for packet in source.demux(stream) if packet.size]
         assert stream.time_base is not None
-        length = round(len(packets) / FPS / stream.time_base)
+        length = round(len(packets) / (stream.average_rate or FPS) / stream.time_base)
         for turn in range(times):
             source.seek(0)
             for packet in source.demux(stream):
