@@ -18,6 +18,7 @@ from wamlab.model.lora import LoraConfig, with_lora
 from wamlab.model.presets import tiny
 from wamlab.model.wam import WorldActionModel
 from wamlab.sharded_checkpoint import ShardWriter
+from wamlab.speed.compile import compiled
 from wamlab.speed.ranks import Ranks, join_ranks, leave_ranks, read_ranks
 from wamlab.speed.recompute import with_recompute
 from wamlab.speed.shard import ShardConfig, held_bytes, make_mesh, sharded
@@ -27,6 +28,7 @@ from wamlab.types import Batch
 
 MODEL = tiny(dim=32, layers=3, heads=2, ffn_dim=64, mlp_dim=16, latent_channels=4, text_dim=8, text_len=6)
 CONFIG = TrainConfig(num_steps=4, batch_size=8, learning_rate=3e-3, has_bf16=False, max_gradient_norm=0.1)
+COMPILED = "compiled and recomputed"
 CASES: dict[str, tuple[ShardConfig, TrainConfig]] = {
     "every block freed": (ShardConfig(num_kept=0), CONFIG),
     "blocks kept": (ShardConfig(num_kept=99, num_prefetched=2), CONFIG),
@@ -34,6 +36,7 @@ CASES: dict[str, tuple[ShardConfig, TrainConfig]] = {
     "two copies": (ShardConfig(num_replicas=2), CONFIG),
     "accumulated": (ShardConfig(), replace(CONFIG, num_micro_batches=2)),
     "muon": (ShardConfig(), replace(CONFIG, optimizer="muon")),
+    COMPILED: (ShardConfig(), CONFIG),
     "adapters": (ShardConfig(), replace(CONFIG, lora=LoraConfig())),
 }
 if has_native_bf16("cpu"):
@@ -93,7 +96,9 @@ def measure(name: str, ranks: Ranks) -> dict[str, Any]:
     alone = build(config)
     wanted = steps(alone, make_optimizer(alone, config), config, Ranks())
     net = build(config)
-    net = share(with_recompute(net) if name == "every block freed" else net, shard, ranks)
+    net = with_recompute(net) if name in ("every block freed", COMPILED) else net
+    net = compiled(net, backend="aot_eager", is_strict=True) if name == COMPILED else net
+    net = share(net, shard, ranks)
     optimizer = make_optimizer(net, config)
     found = steps(net, optimizer, config, ranks)
     return {
@@ -138,6 +143,8 @@ if __name__ == "__main__":
     ranks = read_ranks()
     join_ranks(ranks, "cpu")
     names = [name for name, (shard, _) in CASES.items() if ranks.world_size % shard.num_replicas == 0]
+    if ranks.world_size != 2:  # once is enough for what takes long
+        names.remove(COMPILED)
     done = TASKS[task](target, ranks) if task in TASKS else {name: measure(name, ranks) for name in names}
     if ranks.is_first:
         (target / f"{task}_{ranks.world_size}.json").write_text(json.dumps(done))
