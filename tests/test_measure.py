@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from barcode import barcode_frames
 
-from wamlab.data import value_counts
+from wamlab.data import normalize, value_counts
 from wamlab.data.lerobot import open_dataset
 from wamlab.data.measure import measure_dataset, write_stats
+from wamlab.data.normalize import measure_normalizers
+from wamlab.data.robot import RobotConfig
 from wamlab.data.statistics import QUANTILES, measure_rows
 from wamlab.data.value_counts import RunningStatistics, ValueCounts
 from wamlab.data.walk import walk_tables
@@ -185,6 +187,39 @@ def test_written_statistics_are_read_and_cameras_keep_theirs(root: Path) -> None
     assert np.array(ticks["q99"]).shape == (TICKS, 4)
     assert open_dataset(root).stats("action")["q99"] == pytest.approx(before["action"]["q99"])
     assert not [p for p in (root / "meta").iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize("mode", ["q99", "min_max", "mean_std"])
+def test_normalisers_are_made_of_the_written_relative_statistics(
+    root_v2: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {"base": {"start": 3, "end": 4}, "arm": {"start": 0, "end": 3}}
+    (root_v2 / "meta/modality.json").write_text(json.dumps({"state": parts, "action": parts}))
+    robot = RobotConfig(
+        cameras=("top",), layout="single", normalization=mode, relative_dims=(0, 2, 3),
+        state_column="state.base + state.arm", action_column="action.base + action[0:3]",
+    )  # fmt: skip
+    dataset = open_dataset(root_v2)
+    expected = measure_normalizers(dataset, robot, TICKS)
+    write_stats(dataset, measure_dataset(dataset, num_ticks=TICKS))
+    with monkeypatch.context() as patch:
+        patch.setattr(normalize, "_sample_relative", None)  # no pass of its own over the tables
+        found = measure_normalizers(open_dataset(root_v2), robot, TICKS)
+    for kind, values in vars(expected.action).items():
+        assert vars(found.action)[kind] == pytest.approx(values, rel=1e-5, abs=1e-6), kind
+    with pytest.warns(UserWarning, match=rf"blocks of {TICKS} ticks and these are of 4: .* --write --horizon 4 keeps"):
+        other = measure_normalizers(open_dataset(root_v2), robot, 4)
+    for name in ("relative_stats_dreamzero.json", "relative_horizon_stats_dreamzero.json"):
+        (root_v2 / "meta" / name).rename(root_v2 / name)
+    anew = measure_normalizers(open_dataset(root_v2), robot, 4)
+    assert other.to_dict() == anew.to_dict()
+    path = root_v2 / "meta/relative_stats_dreamzero.json"
+    for content, message in (("[]", "does not map parts"), ('{"arm": {}, "base": {}}', "malformed")):
+        path.write_text(content)
+        with pytest.raises(InputError, match=message):
+            measure_normalizers(open_dataset(root_v2), robot, TICKS)
+    path.write_text('{"arm": {}}')  # without the base: measured
+    assert measure_normalizers(open_dataset(root_v2), robot, 4).to_dict() == anew.to_dict()
 
 
 def test_values_that_are_not_finite_are_named(root_v2: Path) -> None:

@@ -14,15 +14,14 @@ import numpy as np
 from wamlab.data.json_files import read_json, write_json
 from wamlab.data.layout import STATS_FILE
 from wamlab.data.lerobot import RobotDataset
-from wamlab.data.modality import NamedSlice, feature_size
+from wamlab.data.modality import NamedSlice
+from wamlab.data.relative_stats import RELATIVE_FILE, RELATIVE_TICKS_FILE, shared_parts
 from wamlab.data.statistics import QUANTILES, as_lists
 from wamlab.data.tables import as_array
 from wamlab.data.value_counts import RunningStatistics
 from wamlab.data.walk import walk_tables
 from wamlab.errors import InputError
 
-RELATIVE_FILE = "meta/relative_stats_dreamzero.json"  # over all ticks of a block
-RELATIVE_TICKS_FILE = "meta/relative_horizon_stats_dreamzero.json"  # of each tick
 MAX_RELATIVE_EPISODES = 10_000  # drawn at random where there are more, as in DreamZero
 NOT_NUMBERS = ("video", "image", "string", "language")
 Stats = dict[str, dict[str, np.ndarray]]
@@ -144,17 +143,7 @@ def _relative(
 
 
 def _relative_parts(dataset: RobotDataset, names: Sequence[str] | None) -> dict[str, tuple[NamedSlice, NamedSlice]]:
-    """Return the parts that actions and states share, by name."""
-    slices, shared = dataset.modality.slices, {}
-    for name, action in slices.items():
-        part = name.removeprefix("action.")
-        state = slices.get(f"state.{part}")
-        if name.startswith("action.") and state and state.end - state.first == action.end - action.first:
-            shared[part] = action, state
-    whole = [NamedSlice(c, 0, feature_size(dataset.features.get(c, {}))) for c in ("action", "observation.state")]
-    has_both = all(part.column in dataset.features for part in whole) and whole[0].end == whole[1].end
-    if has_both and not shared:
-        shared["action"] = whole[0], whole[1]
+    shared = shared_parts(dataset)
     if names is None:
         return {name: parts for name, parts in shared.items() if "gripper" not in name}
     if unknown := [name for name in names if name not in shared]:

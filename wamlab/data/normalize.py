@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Num
 
 from wamlab.data.lerobot import RobotDataset
+from wamlab.data.relative_stats import read_relative_stats
 from wamlab.data.robot import RobotConfig, column_parts, stored_dim
 from wamlab.errors import InputError
 
@@ -124,8 +125,8 @@ def measure_normalizers(
 ) -> Normalizers:
     """Make the normalisers of a whole dataset, from its stored statistics where these serve.
 
-    Relative actions need a pass over the tables of their own, pooled over the ticks of a block and over
-    episodes in a fixed random order until these have ``max_rows`` rows.
+    Relative actions are pooled over the ticks of a block: as DreamZero's files say where they have such blocks, else
+    measured over episodes in a fixed random order until these have ``max_rows`` rows.
     Raises InputError for statistics or rows that are not finite.
     """
     names = STATISTICS[robot.normalization]
@@ -134,9 +135,12 @@ def measure_normalizers(
         [_stored(dataset, column, name) for name in names] for column in (robot.action_column, robot.state_column)
     )
     if dims := list(robot.relative_dims):
-        samples = _sample_relative(dataset, robot, actions_per_block, max_rows)
+        stored = read_relative_stats(dataset, robot, actions_per_block)
+        if stored is None:
+            samples = _sample_relative(dataset, robot, actions_per_block, max_rows)
+            stored = {name: _measure(samples, name) for name in names}
         for values, name in zip(action, names, strict=True):
-            values[dims] = _measure(samples, name)
+            values[dims] = stored[name]
     return Normalizers(
         action=kind(*action),
         state=kind(*state),
