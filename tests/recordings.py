@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,13 @@ def numbered_episode(first: int, length: int) -> Episode:
         instruction=f"task of {first}",
         fps=10.0,
     )
+
+
+def single_camera_episode(first: int, length: int) -> Episode:
+    """Return an episode of one camera whose actions have as many dimensions as its states."""
+    whole = numbered_episode(first, length)
+    action = np.random.default_rng(first + 1).normal(size=whole.state.shape).astype(np.float32)
+    return replace(whole, frames={"top": whole.frames["top"]}, action=action)
 
 
 def edit_json(path: Path, change: Callable[[Any], object]) -> None:

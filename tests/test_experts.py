@@ -11,7 +11,7 @@ from wamlab.sim.experts import (
     Style,
     expert_action,
     expert_with,
-    measure_success,
+    measure_actor,
     play_episodes,
     play_expert,
     random_actor,
@@ -26,7 +26,7 @@ LENGTHS = {"reach": (8, 13, 19), "push": (20, 26, 33), "pick_place": (24, 31, 38
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_experts_succeed_in_the_time_that_the_benchmark_was_calibrated_to(family: str) -> None:
-    outcome = measure_success(expert_with(), family, range(60))
+    outcome = measure_actor(expert_with(), family, range(60))
     assert outcome.rate >= 0.98
     np.testing.assert_allclose(np.percentile(outcome.ticks, [10, 50, 90]), LENGTHS[family], rtol=0.2)
 
@@ -34,12 +34,12 @@ def test_experts_succeed_in_the_time_that_the_benchmark_was_calibrated_to(family
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("split", SPLITS[1:])
 def test_experts_succeed_on_every_split(family: str, split: str) -> None:
-    assert measure_success(expert_with(), family, range(12), split).rate >= 0.9
+    assert measure_actor(expert_with(), family, range(12), split).rate >= 0.9
 
 
 @pytest.mark.parametrize(("family", "num_seeds"), [("reach", 150), ("push", 40), ("pick_place", 20), ("stack", 5)])
 def test_chance_hardly_ever_succeeds(family: str, num_seeds: int) -> None:
-    assert measure_success(random_actor(), family, range(num_seeds)).rate <= 0.05
+    assert measure_actor(random_actor(), family, range(num_seeds)).rate <= 0.05
 
 
 def test_going_to_any_object_without_reading_is_worth_its_chance_only() -> None:
@@ -48,7 +48,7 @@ def test_going_to_any_object_without_reading_is_worth_its_chance_only() -> None:
         thing_x, thing_y, _ = tables.state.objects[row, 0]
         return np.array([*np.clip(10 * np.array([thing_x - x, thing_y - y]), -1, 1), 0.0, -1.0])
 
-    assert 0.15 < measure_success(deaf, "reach", range(150)).rate < 0.45  # three or four objects
+    assert 0.15 < measure_actor(deaf, "reach", range(150)).rate < 0.45  # three or four objects
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from wamlab.cli import main
 from wamlab.errors import InputError
 from wamlab.lab.chart import Bar, Line, bar_chart, line_chart, spread, stacked_chart
 from wamlab.lab.environment import describe_environment, without_secrets
@@ -238,17 +240,32 @@ def test_a_half_written_last_line_is_left_for_the_next_look(told: Run) -> None:
     assert read_metrics(told, offset)[0] == [step_record(41)]
 
 
-@pytest.mark.parametrize("damage", [b'{"step": 3, "lo\n', b"[1, 2]\n", b"\0\0\0\n"])
-def test_a_corrupt_line_is_named_by_its_number(run: Run, damage: bytes) -> None:
+@pytest.mark.parametrize(
+    "damage", [b'{"step": 3, "lo\n', b"[1, 2]\n", b"\0\0\0\n", b'{"loss": 1}\n', b'{"step": "3"}\n']
+)
+def test_a_corrupt_line_is_left_out_by_viewers_and_refused_on_resume(run: Run, damage: bytes) -> None:
     run.log(step_record(1))
     offset = read_metrics(run)[1]
     run.log(step_record(2))
     with (run.folder / "metrics.jsonl").open("ab") as file:
         file.write(damage)
     run.log(step_record(4))
-    for since in (0, offset):
-        with pytest.raises(InputError, match=r"line 3 of .*metrics\.jsonl is not a JSON record"):
-            read_metrics(run, since)
+    wrong = r"line 3 of .*metrics\.jsonl is not a JSON record with a step"
+    for since, steps in ((0, [1, 2, 4]), (offset, [2, 4])):
+        with pytest.warns(UserWarning, match=f"{wrong} .* and is left out"):
+            assert [record["step"] for record in read_metrics(run, since)[0]] == steps
+    with (run.folder / "metrics.jsonl").open("ab") as file:
+        file.write(damage)
+    assert list_runs(run.folder.parent)[0]["step"] == 4
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        assert "step" in summary_table(run) and write_report(run).exists()
+    assert [text.count("(and 1 more lines)") for text in {str(warning.message) for warning in told}] == [1]
+    run.finish("stopped")
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match=rf"{wrong} .*: mend or delete it"):
+        create_run(run.folder.parent, "tiny", CONFIG, is_resumed=True)
+    assert before == {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
 
 
 def test_numbers_that_are_not_finite_become_gaps_in_strict_json(run: Run) -> None:
@@ -463,6 +480,17 @@ def test_the_analysis_figure_holds_all_curves_and_needs_no_widget(told: Run) -> 
     figure = analysis_figure(read_metrics(told)[0])
     assert {trace.name for trace in figure.data} >= {"loss", "video_loss", "action_loss", "samples_per_s", "split/data"}
     assert type(figure).__name__ == "Figure"
+
+
+def test_a_run_in_a_folder_that_takes_no_file_is_shown(
+    told: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (told.folder / "report.html").mkdir()  # as unwritable as a read-only disk, also for root
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    assert main(["show", "--root", str(told.folder.parent)]) == 0
+    path = Path(capsys.readouterr().out.splitlines()[-1].removeprefix("report: "))
+    assert path.is_relative_to(tmp_path / "temporary") and told.name in path.read_text()
 
 
 def test_a_report_is_whole_in_itself_and_escapes_what_users_wrote(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from barcode import barcode_frames
+from recordings import single_camera_episode
 
 from wamlab.data import normalize, value_counts
 from wamlab.data.lerobot import open_dataset
@@ -30,15 +30,7 @@ LENGTHS, TICKS = (30, 4, 51), 6
 
 
 def episode(first: int, length: int) -> Episode:
-    rng = np.random.default_rng(first)
-    return Episode(
-        frames={"top": barcode_frames(np.arange(first, first + length))},
-        state=rng.normal(size=(length, 4)).astype(np.float32),
-        action=rng.normal(size=(length, 4)).astype(np.float32),
-        instruction="go",
-        fps=10.0,
-        signals={"next.done": np.arange(length) == length - 1},
-    )
+    return replace(single_camera_episode(first, length), signals={"next.done": np.arange(length) == length - 1})
 
 
 @pytest.fixture(scope="module")

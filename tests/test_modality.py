@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from barcode import barcode_frames
+from recordings import single_camera_episode
 
 from wamlab.data.check_rows import row_faults
 from wamlab.data.lerobot import open_dataset
@@ -18,7 +18,6 @@ from wamlab.data.normalize import Quantiles, measure_normalizers, read_vectors
 from wamlab.data.robot import RobotConfig, check_robot
 from wamlab.data.write import write_dataset
 from wamlab.errors import InputError
-from wamlab.types import Episode
 
 MODALITY = {
     "state": {"joint_position": {"start": 0, "end": 3}, "gripper": {"start": 3, "end": 4, "absolute": True}},
@@ -32,20 +31,13 @@ MODALITY = {
 }
 
 
-def episode(first: int, length: int) -> Episode:
-    rng = np.random.default_rng(first)
-    return Episode(
-        frames={"top": barcode_frames(np.arange(first, first + length))},
-        state=rng.normal(size=(length, 4)).astype(np.float32),
-        action=rng.normal(size=(length, 4)).astype(np.float32),
-        instruction=f"task of {first}",
-        fps=10.0,
-    )
-
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset([episode(0, 8), episode(100, 6)], tmp_path_factory.mktemp("gear") / "set", version="v2.1")
+    return write_dataset(
+        [single_camera_episode(0, 8), single_camera_episode(100, 6)],
+        tmp_path_factory.mktemp("gear") / "set",
+        version="v2.1",
+    )
 
 
 @pytest.fixture
@@ -129,7 +121,7 @@ def test_a_wrong_embodiment_is_described(gear: Path) -> None:
 
 
 def test_the_one_listed_task_labels_an_episode_without_its_table(plain: Path, tmp_path: Path) -> None:
-    v3 = write_dataset([episode(0, 8), episode(100, 6)], tmp_path / "v3", version="v3.0")
+    v3 = write_dataset([single_camera_episode(0, 8), single_camera_episode(100, 6)], tmp_path / "v3", version="v3.0")
     v2 = shutil.copytree(plain, tmp_path / "v2")
     for root in (v2, v3):
         shutil.rmtree(root / "data")

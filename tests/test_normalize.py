@@ -235,3 +235,20 @@ def test_everything_wrong_with_a_dataset_is_named_at_once(dataset):
 def test_a_robot_that_fits_its_dataset_passes(dataset):
     check_robot(ROBOT, dataset, WINDOW)
     check_robot(replace(ROBOT, cameras=("observation.images.top",)), dataset, WINDOW)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"action": {}},
+        {"action": {"kind": "Quantiles", "low": [0.0]}},
+        {"state": {"kind": "Quantiles", "low": [0.0], "high": [1.0, 2.0]}},
+        {"state": {"kind": "Other"}},
+        {"relative_dims": 3},
+        {"max_action_dim": "many"},
+    ],
+)
+def test_damaged_normalisers_are_refused_in_one_sentence(dataset: RobotDataset, damage: dict[str, object]) -> None:
+    values = measure_normalizers(dataset, ROBOT, 4).to_dict()
+    with pytest.raises(InputError, match=r"^runs/normalizers\.json is damaged \(.*\): restore it from a copy$"):
+        normalizers_from_dict(json.loads(json.dumps(values)) | damage, where="runs/normalizers.json")

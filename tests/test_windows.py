@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from wamlab.data.windows import WindowConfig, choose_window, list_windows, window_at
+from wamlab.data.windows import Window, WindowConfig, list_windows, window_at
 from wamlab.errors import InputError
 
 DROID = WindowConfig()
@@ -12,6 +12,25 @@ SMALL = WindowConfig(frame_stride=1, latents_per_block=1, actions_per_block=4, m
 
 def labels(length: int, changes_at: int | None = None) -> np.ndarray:
     return np.arange(length) >= (length if changes_at is None else changes_at)
+
+
+def choose_window(base: int, length: int, tasks: np.ndarray, config: WindowConfig) -> Window | None:
+    """Grow the window around one base block by block, as DreamZero does; None where not even one block fits."""
+    ticks = config.block_ticks
+
+    def is_block(anchor: int) -> bool:
+        is_inside = 0 <= anchor <= length - max(ticks, config.actions_per_block)
+        return bool(is_inside and tasks[anchor] == tasks[base])
+
+    anchors, grows_back, grows_forth = [base] if is_block(base) else [], True, True
+    while anchors and len(anchors) < config.max_blocks and (grows_back or grows_forth):
+        if grows_back := grows_back and is_block(anchors[0] - ticks):
+            anchors.insert(0, anchors[0] - ticks)
+        if grows_forth := grows_forth and len(anchors) < config.max_blocks and is_block(anchors[-1] + ticks):
+            anchors.append(anchors[-1] + ticks)
+    if anchors and anchors[-1] + ticks >= length:  # the frame that closes the last block is not there
+        anchors.pop()
+    return window_at(anchors[0], len(anchors), config) if anchors else None
 
 
 @pytest.mark.parametrize(
@@ -98,4 +117,4 @@ def test_a_count_below_one_is_refused():
 
 def test_labels_must_be_one_a_row():
     with pytest.raises(InputError, match=r"30 rows has 29 labels"):
-        choose_window(0, 30, labels(29), DROID)
+        list_windows(30, labels(29), DROID)

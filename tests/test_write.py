@@ -1,6 +1,8 @@
 """What was written is what is read: rows exactly, frames by number and within the codec's tolerance."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -331,3 +333,33 @@ def test_cameras_of_different_lengths_are_refused_or_trimmed(tmp_path: Path, ver
     dataset = open_dataset(root)
     assert dataset.lengths.tolist() == [25]
     assert read_barcodes(dataset.frames(0, "observation.images.top", np.array([24]))).tolist() == [24]
+
+
+def test_what_a_killed_process_left_is_removed_and_a_living_one_is_left_alone(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from wamlab.data.recording import new_folder\n"
+        "with new_folder(Path(sys.argv[1])) as folder:\n"
+        "    (folder / 'file').touch(); print(folder, flush=True); time.sleep(100)"
+    )
+
+    def begin(name: str) -> tuple[subprocess.Popen[str], Path]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / name)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip())
+
+    killed, left = begin("set")
+    killed.kill()
+    killed.communicate()
+    living, kept = begin("set*")
+    other, also_kept = begin("set")
+    try:
+        assert kept.exists() and also_kept.exists() and not left.exists()
+        write_dataset([numbered_episode(0, 5)], tmp_path / "set")
+        assert (kept / "file").exists() and (also_kept / "file").exists()
+        assert (tmp_path / "set/meta/info.json").exists()
+    finally:
+        for process in (living, other):
+            process.kill()
+            process.communicate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import signal
 import sys
+import tempfile
 import threading
 import webbrowser
 from collections.abc import Callable, Sequence
@@ -48,7 +49,7 @@ def list_all_runs(root: Path = Path("runs")) -> None:
 
 
 def show(name: Positional[str] = "", root: Path = Path("runs"), browser: bool = False) -> None:
-    """Print a run's key figures and write its report.
+    """Print a run's key figures and write its report, into a temporary folder where the run's is read-only.
 
     Args:
         name: of the run, its start or a part of it; without one, the newest run
@@ -60,7 +61,10 @@ def show(name: Positional[str] = "", root: Path = Path("runs"), browser: bool = 
 
     run = find_run(root, name)
     print(summary_table(run))
-    path = write_report(run).resolve()
+    try:
+        path = write_report(run).resolve()
+    except InputError:
+        path = write_report(run, Path(tempfile.mkdtemp(prefix=f"{run.name}-"))).resolve()
     print(f"report: {path}")
     if browser:
         webbrowser.open(path.as_uri())

@@ -95,15 +95,18 @@ class Normalizers:
         return vars(self) | {"action": _scale_to_dict(self.action), "state": _scale_to_dict(self.state)}
 
 
-def normalizers_from_dict(values: dict[str, Any]) -> Normalizers:
-    """Return the normalisers that ``to_dict`` described."""
-    return Normalizers(
-        action=_scale_from_dict(values["action"]),
-        state=_scale_from_dict(values["state"]),
-        relative_dims=tuple(values["relative_dims"]),
-        max_action_dim=values["max_action_dim"],
-        max_state_dim=values["max_state_dim"],
-    )
+def normalizers_from_dict(values: dict[str, Any], *, where: str = "the normalisers") -> Normalizers:
+    """Return the normalisers that ``to_dict`` described; InputError, which says ``where``, for what it never wrote."""
+    try:
+        return Normalizers(
+            action=_scale_from_dict(values["action"]),
+            state=_scale_from_dict(values["state"]),
+            relative_dims=tuple(map(int, values["relative_dims"])),
+            max_action_dim=int(values["max_action_dim"]),
+            max_state_dim=int(values["max_state_dim"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{where} is damaged ({type(error).__name__}: {error}): restore it from a copy") from error
 
 
 def to_relative(
@@ -240,4 +243,6 @@ def _scale_to_dict(scale: Scale) -> dict[str, Any]:
 
 def _scale_from_dict(values: dict[str, Any]) -> Scale:
     numbers = {name: np.array(values[name], np.float64) for name in values if name != "kind"}
+    if len({array.shape for array in numbers.values()}) > 1 or any(array.ndim != 1 for array in numbers.values()):
+        raise ValueError(f"{', '.join(numbers)} have other lengths than one another")
     return {"Quantiles": Quantiles, "Spread": Spread}[values["kind"]](**numbers)

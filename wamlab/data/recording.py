@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -46,7 +48,9 @@ def new_folder(target: Path) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         if (free := shutil.disk_usage(target.parent).free) < MIN_FREE_BYTES:
             raise InputError(f"only {free / 2**20:.1f} MiB are free for {target}: free space or choose another disk")
+        _remove_abandoned(target)
         partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+        lock = _lock(partial)
     except OSError as error:
         raise InputError(f"cannot write into {target.parent}: {error.strerror}") from error
     try:
@@ -58,6 +62,29 @@ def new_folder(target: Path) -> Iterator[Path]:
         if isinstance(error, OSError):
             raise InputError(f"cannot write {target}: {error.strerror or error}; nothing was left behind") from error
         raise
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Remove what killed processes left of the same target; a living one holds the lock of its folder."""
+    for partial in target.parent.glob(f"{glob.escape(f'.{target.name}.partial-')}*"):
+        lock = _lock(partial)
+        if lock is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+            os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder until the descriptor is closed or the process ends; None if another has it or none can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # held, or a file system without locks
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _umask() -> int:

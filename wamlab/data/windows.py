@@ -64,17 +64,6 @@ class Window:
     frame_rows: Int64[np.ndarray, " t"]
 
 
-def choose_window(base: int, length: int, labels: Sequence | np.ndarray, config: WindowConfig) -> Window | None:
-    """Choose the window around a base row, or None where not even one block fits.
-
-    Blocks are added before and after the base in turn, as long as they lie inside the episode of ``length`` rows
-    and start under the base's label (one label a row), so a window is centred where it can be. The rule, and
-    where it leaves windows short, is DreamZero's.
-    """
-    first, num_blocks = _place(np.array([base]), _coded(labels, length), config)
-    return window_at(int(first[0]), int(num_blocks[0]), config) if num_blocks[0] else None
-
-
 def window_at(first_row: int, num_blocks: int, config: WindowConfig) -> Window:
     """Return the window of so many blocks whose first frame shows ``first_row``."""
     return Window(
@@ -88,7 +77,9 @@ def list_windows(
 ) -> tuple[Int64[np.ndarray, " bases"], Int64[np.ndarray, " bases"]]:
     """Return the first row and the number of blocks of every usable base row's window, in order of the bases.
 
-    Several bases may share a window; it is then drawn that much more often.
+    Blocks are added before and after a base in turn, as long as they lie inside the episode of ``length`` rows and
+    start under the base's label (one label a row), so a window is centred where it can be. The rule, and where it
+    leaves windows short, is DreamZero's. Several bases may share a window; it is then drawn that much more often.
     """
     first, num_blocks = _place(np.arange(length), _coded(labels, length), config)
     is_usable = num_blocks >= (config.max_blocks if config.is_full_only else 1)

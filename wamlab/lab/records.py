@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from enum import Enum
@@ -61,11 +62,14 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Record:
     """Read one JSON document that is a mapping."""
     try:
-        return json.loads(path.read_bytes())
+        document = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise InputError(f"{path} is missing: {path.parent} is not a whole run folder") from None
     except (ValueError, OSError) as error:
         raise InputError(f"{path} cannot be read as JSON ({error}): restore it from a copy") from error
+    if not isinstance(document, dict):
+        raise InputError(f"{path} holds no JSON object but {str(document)[:40]!r}: restore it from a copy")
+    return document
 
 
 def encode_line(record: Mapping[str, Any]) -> bytes:
@@ -86,12 +90,13 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
         raise InputError(f"{path} cannot be written ({error.strerror}): free space or rights there") from error
 
 
-def read_lines(path: Path, since: int = 0) -> tuple[list[Record], int]:
+def read_lines(path: Path, since: int = 0, *, is_strict: bool = False) -> tuple[list[Record], int]:
     """Read the finished lines after byte ``since``; return them and the byte to go on from.
 
     A last line without its end is being written and is left for the next call. A file that is not there
-    yet has no lines. Raises ``InputError`` on a line that is not a JSON mapping, with its number, and on an
-    offset past the end (the run was resumed and its later records dropped: read again from 0).
+    yet has no lines. A damaged line, no JSON mapping with a whole ``step``, is left out with a warning that names its
+    number, or raises ``InputError`` if ``is_strict``; so does, in any case, an offset past the end (the run was
+    resumed and its later records dropped: read again from 0).
     """
     if not path.exists():
         return [], 0
@@ -104,23 +109,28 @@ def read_lines(path: Path, since: int = 0) -> tuple[list[Record], int]:
     if not finished:
         return [], since
     lines = finished.split(b"\n")
-    return [_decode(line, path, since, lines, i) for i, line in enumerate(lines)], since + len(finished) + 1
+    records = [_decode(line) for line in lines]
+    if damaged := [place for place, record in enumerate(records) if record is None]:
+        with path.open("rb") as file:
+            number = file.read(since).count(b"\n") + damaged[0] + 1
+        more = f" (and {len(damaged) - 1} more lines)" if len(damaged) > 1 else ""
+        wrong = f"line {number} of {path}{more} is not a JSON record with a step ({lines[damaged[0]][:40]!r})"
+        if is_strict:
+            raise InputError(f"{wrong}: mend or delete it")
+        warnings.warn(f"{wrong} and is left out", stacklevel=2)  # one place, so one notice
+    return [record for record in records if record is not None], since + len(finished) + 1
 
 
-def _decode(line: bytes, path: Path, since: int, lines: list[bytes], index: int) -> Record:
+def _decode(line: bytes) -> Record | None:
     try:
         record = json.loads(line)
     except ValueError:
-        record = None
-    if isinstance(record, dict):
-        return record
-    with path.open("rb") as file:
-        number = file.read(since).count(b"\n") + index + 1
-    raise InputError(f"line {number} of {path} is not a JSON record ({line[:40]!r}): mend or delete that line")
+        return None
+    return record if isinstance(record, dict) and type(record.get("step")) is int else None
 
 
 def read_last(path: Path) -> Record | None:
-    """Read the last finished record without reading a long file whole; None when there is none."""
+    """Read the last finished, sound record without reading a long file whole; None when there is none."""
     if not path.exists():
         return None
     with path.open("rb") as file:
@@ -129,15 +139,15 @@ def read_last(path: Path) -> Record | None:
         lines = file.read().split(b"\n")[:-1]
     if start:
         lines = lines[1:]  # the first one may be cut
-    return _decode(lines[-1], path, start, lines, len(lines) - 1) if lines else None
+    return next((record for line in reversed(lines) if (record := _decode(line)) is not None), None)
 
 
 def forget_after(path: Path, step: int, kept_in: Path) -> None:
     """Move the records after ``step``, if there are any, to another file.
 
-    Readers see the old file or the new one, never a part.
+    Readers see the old file or the new one, never a part. Raises InputError for a damaged line.
     """
-    records, _ = read_lines(path)
+    records, _ = read_lines(path, is_strict=True)
     forgotten = [record for record in records if record["step"] > step]
     if forgotten:
         write_whole(kept_in, b"".join(map(encode_line, forgotten)))

@@ -43,10 +43,10 @@ summary{cursor:pointer}
 """
 
 
-def write_report(run: Run | str | Path) -> Path:
-    """Write ``report.html`` into the run folder, whole in itself, and return its path."""
+def write_report(run: Run | str | Path, folder: Path | None = None) -> Path:
+    """Write ``report.html`` into the run folder or another one, whole in itself, and return its path."""
     run = run if isinstance(run, Run) else open_run(run)
-    path = run.folder / "report.html"
+    path = (folder or run.folder) / "report.html"
     write_whole(path, report_html(run))
     return path
 

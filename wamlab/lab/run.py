@@ -244,6 +244,8 @@ def _resume(root: Path, name: str, document: Record) -> Run:
     take_lock(folder / "lock")
     try:
         for file_name in LINE_FILES:
+            read_lines(folder / file_name, is_strict=True)  # what is damaged shows before anything is changed
+        for file_name in LINE_FILES:
             drop_unfinished_line(folder / file_name)
         for file_name in ("config.json", "environment.json", "uncommitted.diff", "summary.json"):
             if (folder / file_name).exists():

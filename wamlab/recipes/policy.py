@@ -68,7 +68,8 @@ def load_policy(run: Run, *, seed: int = 0, num_sampler_steps: int | None = None
     bench = Workbench(recipe)
     load_weights(newest_checkpoint(run.checkpoints), bench.net, is_ema=True)
     bench.net.eval()
-    normalizers = normalizers_from_dict(read_json(run.folder / normalizers_name(part)))
+    path = run.folder / normalizers_name(part)
+    normalizers = normalizers_from_dict(read_json(path), where=str(path))
     return WamPolicy(bench, normalizers, seed=seed)
 
 

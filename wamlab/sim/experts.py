@@ -186,16 +186,16 @@ def play_episodes(
 
 
 @dataclass(frozen=True)
-class SuccessRate:
-    """Outcome of many episodes."""
+class ActorOutcome:
+    """How many episodes ended that an actor played who sees the tables themselves."""
 
     rate: float
     ticks: np.ndarray  # length of each successful episode
 
 
-def measure_success(
+def measure_actor(
     act: Callable[[Tables, int], np.ndarray], family: str, seeds: Sequence[int], split: str = "seen"
-) -> SuccessRate:
+) -> ActorOutcome:
     """Let ``act`` (tables, row -> action) play one blind episode a seed to its end."""
     generators = [seeding.np_random(seed)[0] for seed in seeds]
     scenes = [new_scene(family, split, generator, None) for generator in generators]
@@ -206,17 +206,17 @@ def measure_success(
             actions[row] = act(tables, int(row))
         tables.run(actions, rows)
     is_success = tables.state.is_success
-    return SuccessRate(float(is_success.mean()), tables.state.tick[is_success])
+    return ActorOutcome(float(is_success.mean()), tables.state.tick[is_success])
 
 
 def expert_with(style: Style = Style(), seed: int = 0) -> Callable[[Tables, int], np.ndarray]:
-    """Return an expert disturbed as the style says, for ``measure_success``."""
+    """Return an expert disturbed as the style says, for ``measure_actor``."""
     rng = np.random.default_rng(seed)
     return lambda tables, row: _disturbed(expert_action(tables, row), style, rng, is_paused=False)
 
 
 def random_actor(seed: int = 0) -> Callable[[Tables, int], np.ndarray]:
-    """Return an actor that draws every action uniformly, for ``measure_success``."""
+    """Return an actor that draws every action uniformly, for ``measure_actor``."""
     rng = np.random.default_rng(seed)
     return lambda tables, row: rng.uniform(-1, 1, 4)
 
