@@ -176,7 +176,7 @@ def measure_rest(reader: ClipReader, *, is_quick: bool) -> dict[str, Any]:
             f"training waits {100 * share:.2f} % of its time"
         )
         figures[key] = share
-    steps, num_rounds = (8, 4) if is_quick else (24, 9)
+    steps, num_rounds = (8, 3) if is_quick else (24, 9)
     if rates := waiting.in_child(partial(waiting.measure_step_rate, reader, HELPER_HEADROOM, steps, num_rounds)):
         figures["step_rate_with_helper_process"] = statistics.median(rates)
         print(
@@ -216,7 +216,7 @@ def run(*, is_quick: bool, dataset: Path | None = None) -> dict[str, Any]:
     else:
         if is_quick:
             load = Load(2 * peers.NUM_WORKERS, 2**29)
-            costs = measure_own(PUBLISHED, load, num_rounds=NUM_ROUNDS, budget_s=8)
+            costs = measure_own(PUBLISHED, load, num_rounds=NUM_ROUNDS, budget_s=6)
             figures = table.figures_of(costs, table.ratios_of(costs))
             print(f"{PUBLISHED.name}: CPU time a sample; all frames equal\n{table.detailed(costs)}")
         else:

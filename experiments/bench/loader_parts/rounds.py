@@ -8,6 +8,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,6 +108,8 @@ class _Turns:
 
     def close(self) -> None:
         if self._is_started:
+            with suppress(OSError):  # it died
+                self._connection.send(0)  # closing is not enough: later loaders' processes hold the same pipe
             self._connection.close()
             self._process.join(5)
             if self._process.is_alive():
@@ -118,8 +121,7 @@ def _serve(connection: Any, make: Callable[[], Iterator[Any]]) -> None:
     try:
         batches = make()
         is_first = True
-        while True:
-            number = connection.recv()
+        while number := connection.recv():
             start_s = cpu_s()
             first = next(batches)
             frames = digest(first) if is_first else 0  # of the warm-up, whose time is not counted

@@ -138,7 +138,8 @@ def ways_of(reader: ClipReader, load: Load, store: Path) -> dict[str, Way]:
         return Way(partial(peers.batches, dataset, drawn), load.num_batches, size)
 
     def pooled(pool: int) -> Way:
-        return Way(partial(_pooled, reader, pool), pool, size, is_in_order=False)
+        num_cycles = 2 if pool == POOL else 1  # a group of windows more or less in a turn should not matter
+        return Way(partial(_pooled, reader, pool), num_cycles * pool, size, is_in_order=False)
 
     ways = {
         FLOAT32: peer(peers.LeRobotLike(recorded, is_uint8=False)),
