@@ -96,6 +96,21 @@ def test_constraints_satisfy_pyproject() -> None:
         assert requirement.specifier.contains(pins[requirement.name])
 
 
+def test_every_dependency_is_imported_or_run() -> None:
+    """Those that nothing imports are run by their names: notebooks, batch jobs, tests."""
+    run_by_name = {"jupyterlab", "ipykernel", "ipywidgets", "papermill", "nbval", "pytest"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {Requirement(text).name for text in project["dependencies"]} - run_by_name
+    renamed = {"pillow": "PIL"}
+    text = "\n".join(module.read_text() for module in MODULES)
+    unused = {
+        name
+        for name in names
+        if not re.search(rf"(^|\n)\s*(import|from) {renamed.get(name, name)}\b", text) and f'"{name}"' not in text
+    }
+    assert not unused
+
+
 def test_torchcodec_stays_below_the_first_version_that_needs_cuda_libraries() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     allowed = Requirement(project["optional-dependencies"]["torchcodec"][0]).specifier

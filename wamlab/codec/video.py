@@ -15,6 +15,7 @@ from functools import lru_cache
 from importlib.resources import files
 
 import torch
+from einops import rearrange
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
@@ -124,13 +125,11 @@ class DctCodec:
 
     def _patches(self, video: Tensor, group: int) -> Float[Tensor, "b n y x p"]:
         stride = self.config.spatial_stride
-        cut = video.unflatten(3, (-1, stride)).unflatten(2, (-1, stride)).unflatten(1, (-1, group))
-        return cut.permute(0, 1, 3, 5, 2, 4, 6, 7).flatten(4)  # b n (t) y (v) x (h) c -> b n y x (t v h c)
+        return rearrange(video, "b (n t) (y v) (x h) c -> b n y x (t v h c)", t=group, v=stride, h=stride)
 
     def _frames(self, patches: Tensor, group: int) -> Float[Tensor, "b t h w 3"]:
         stride = self.config.spatial_stride
-        cut = patches.unflatten(-1, (group, stride, stride, 3))  # b n y x t v h c
-        return cut.permute(0, 1, 4, 2, 5, 3, 6, 7).flatten(5, 6).flatten(3, 4).flatten(1, 2)
+        return rearrange(patches, "b n y x (t v h c) -> b (n t) (y v) (x h) c", t=group, v=stride, h=stride)
 
 
 def to_frames(video: Float[Tensor, "b t h w 3"]) -> UInt8[Tensor, "b t h w 3"]:

@@ -113,7 +113,7 @@ def read_lines(path: Path, since: int = 0, *, is_strict: bool = False) -> tuple[
     if damaged := [place for place, record in enumerate(records) if record is None]:
         with path.open("rb") as file:
             number = file.read(since).count(b"\n") + damaged[0] + 1
-        more = f" (and {len(damaged) - 1} more lines)" if len(damaged) > 1 else ""
+        more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
         wrong = f"line {number} of {path}{more} is not a JSON record with a step ({lines[damaged[0]][:40]!r})"
         if is_strict:
             raise InputError(f"{wrong}: mend or delete it")
