@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -140,20 +141,20 @@ def measure_dataset(root: Path, *, is_quick: bool) -> dict[str, Any]:
 
 def fitting_windows(root: Path, *, is_quick: bool) -> list[tuple[int, int]]:
     """Return frames and stride of the windows to measure; raises InputError where no episode holds even 9 frames."""
-    fitting, refusal = [], None
-    for num_frames, stride in (DENSE, (17, 1), (9, 1), STRIDED):
-        if stride == 1 and fitting:
-            continue
+    for num_frames in (25, 17, 9):
         try:
-            open_reader(root, num_frames, stride)
-        except InputError as error:
-            refusal = error
+            open_reader(root, num_frames, 1)
+        except InputError:
+            if num_frames == 9:
+                raise
         else:
-            fitting.append((num_frames, stride))
-    if not fitting:
-        assert refusal is not None
-        raise refusal
-    return fitting[: 1 if is_quick else None]
+            break
+    fitting = [(num_frames, 1)]
+    if not is_quick:
+        with suppress(InputError):
+            open_reader(root, *STRIDED)
+            fitting.append(STRIDED)
+    return fitting
 
 
 def measure_rest(reader: ClipReader, *, is_quick: bool) -> dict[str, Any]:
