@@ -21,7 +21,7 @@ from wamlab.data.write import write_dataset
 
 NUM_CLIPS = int(os.environ.get("WAMLAB_LEAK_CLIPS", "1000"))
 BATCH, PARTS = 8, 5
-ROOM_BYTES = 8 * 2**20  # that heaps may still grow by: 10,000 leaked clips of 28 kB would take 35 times as much
+ROOM_BYTES = 16 * 2**20  # that heaps may still grow by (8.2 MiB were seen); 1,000 leaked clips of 28 kB take 27
 ROOM_FILES = 4  # the blocks that a helper hands batches over in are few; how many depends on who was quick
 
 pytestmark = [
