@@ -5,9 +5,10 @@
 Every loader delivers the same few windows of up to three cameras over and over, at their stored size, in batches of 2,
 and the same frames to the last bit. Each runs in a process of its own and is charged for what a turn of batches costs,
 worker processes included; turns alternate and ratios are paired by round. Pools, and DreamZero's shards, show several
-windows of an episode for one decoding. No loader that decodes each window can beat the bare decoder: how many times
-that beats a peer stands beside as the limit. Besides: a warm frame store, the index of a long file, how long training
-waits for batches, and how much a helper process that loads slows it. The whole table takes 15 minutes on 2 cores.
+windows of an episode for one decoding. How many times the bare decoder beats a peer stands beside: the limit of a
+loader that decodes each window, except where wamlab skips frames that no other needs. Besides: a warm frame store, the
+index of a long file, how long training waits for batches, and how much a helper process that loads slows it. The whole
+table takes about 15 minutes on 2 cores.
 """
 
 from __future__ import annotations
