@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from wamlab.checkpoint import load_checkpoint, newest_checkpoint, write_checkpoint
+from wamlab.checkpoint import load_checkpoint, load_weights, newest_checkpoint, write_checkpoint
 from wamlab.flow import flow_loss
-from wamlab.model.lora import LoraConfig, with_lora
+from wamlab.model.lora import LoraConfig, freeze, with_lora
 from wamlab.model.presets import tiny
 from wamlab.model.wam import WorldActionModel
 from wamlab.sharded_checkpoint import ShardWriter
@@ -29,6 +29,7 @@ from wamlab.types import Batch
 MODEL = tiny(dim=32, layers=3, heads=2, ffn_dim=64, mlp_dim=16, latent_channels=4, text_dim=8, text_len=6)
 CONFIG = TrainConfig(num_steps=4, batch_size=8, learning_rate=3e-3, has_bf16=False, max_gradient_norm=0.1)
 COMPILED = "compiled and recomputed"
+RELOADED = ("partly frozen", "adapters")
 CASES: dict[str, tuple[ShardConfig, TrainConfig]] = {
     "every block freed": (ShardConfig(num_kept=0), CONFIG),
     "blocks kept": (ShardConfig(num_kept=99, num_prefetched=2), CONFIG),
@@ -37,6 +38,7 @@ CASES: dict[str, tuple[ShardConfig, TrainConfig]] = {
     "accumulated": (ShardConfig(), replace(CONFIG, num_micro_batches=2)),
     "muon": (ShardConfig(), replace(CONFIG, optimizer="muon")),
     COMPILED: (ShardConfig(), CONFIG),
+    "partly frozen": (ShardConfig(), replace(CONFIG, frozen=("blocks.0.*",))),
     "adapters": (ShardConfig(), replace(CONFIG, lora=LoraConfig())),
 }
 if has_native_bf16("cpu"):
@@ -51,7 +53,7 @@ def build(config: TrainConfig) -> WorldActionModel:
             torch.nn.init.normal_(p, std=0.02)
     if config.lora is not None:
         with_lora(net, config.lora, torch.Generator().manual_seed(1))
-    return net
+    return cast(WorldActionModel, freeze(net, config.frozen))
 
 
 def batches(ranks: Ranks, size: int, first: int = 0):
@@ -91,7 +93,21 @@ def largest_difference(a: torch.nn.Module, b: torch.nn.Module) -> float:
     return max((whole(p.detach()) - whole(q.detach())).abs().max().item() for p, q in pairs)
 
 
-def measure(name: str, ranks: Ranks) -> dict[str, Any]:
+def reload(net: Any, optimizer: Any, config: TrainConfig, folder: Path, ranks: Ranks) -> float:
+    """Return how far weights are off that a checkpoint gives to a network whose own do not matter."""
+    writer = ShardWriter(folder, ranks)
+    writer.write(1, net, optimizer, None)
+    writer.wait()
+    ranks.wait()
+    other = build(config)
+    for p in other.parameters():
+        if p.requires_grad or config.lora is None:  # adapters come beside their own base
+            p.data.zero_()
+    load_weights(newest_checkpoint(folder), other)
+    return largest_difference(net, other)
+
+
+def measure(name: str, folder: Path, ranks: Ranks) -> dict[str, Any]:
     shard, config = CASES[name]
     alone = build(config)
     wanted = steps(alone, make_optimizer(alone, config), config, Ranks())
@@ -104,13 +120,14 @@ def measure(name: str, ranks: Ranks) -> dict[str, Any]:
     return {
         "found": found,
         "wanted": wanted,
+        "reloaded": reload(net, optimizer, config, folder / name, ranks) if name in RELOADED else None,
         "weights": largest_difference(net, alone),
         "bytes": held_bytes(net, optimizer),
     }
 
 
 def resume(folder: Path, ranks: Ranks) -> dict[str, Any]:
-    """Go on from what ``leave`` or another number of processes left; leave two more steps behind."""
+    """Go on from what any number of processes left, or begin; leave two more steps behind."""
     net = share(build(CONFIG), ShardConfig(), ranks)
     optimizer, ema = make_optimizer(net, CONFIG), Ema(net, 0.9)
     checkpoints = folder / "checkpoints"
@@ -145,7 +162,7 @@ if __name__ == "__main__":
     names = [name for name, (shard, _) in CASES.items() if ranks.world_size % shard.num_replicas == 0]
     if ranks.world_size != 2:  # once is enough for what takes long
         names.remove(COMPILED)
-    done = TASKS[task](target, ranks) if task in TASKS else {name: measure(name, ranks) for name in names}
+    done = TASKS[task](target, ranks) if task in TASKS else {name: measure(name, target, ranks) for name in names}
     if ranks.is_first:
         (target / f"{task}_{ranks.world_size}.json").write_text(json.dumps(done))
     leave_ranks()

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,30 @@ def test_each_process_holds_its_share(laws: dict[int, dict[str, Any]]) -> None:
     one, two, four = (laws[num]["blocks kept"]["bytes"] for num in (1, 2, 4))
     assert two <= 0.51 * one and four <= 0.26 * one
     assert laws[4]["two copies"]["bytes"] <= 0.51 * one
+
+
+def test_checkpoints_hold_frozen_weights_but_those_beside_adapters(laws: dict[int, dict[str, Any]]) -> None:
+    for num_processes, found in laws.items():
+        assert found["partly frozen"]["reloaded"] == 0, num_processes
+        assert found["adapters"]["reloaded"] == 0, num_processes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+def test_a_terminated_command_leaves_no_process_behind(tmp_path: Path) -> None:
+    code = "import os, sys, time; open(f'{sys.argv[1]}{os.getpid()}', 'w').close(); time.sleep(600)"
+    (tmp_path / "sleeper.py").write_text(code)
+    start = (
+        "import signal; from wamlab.cli import _interrupt; from wamlab.speed.ranks import torchrun; "
+        f"signal.signal(signal.SIGTERM, _interrupt); torchrun(2, 'sleeper', [{str(tmp_path / 'began-')!r}])"
+    )
+    command = subprocess.Popen([sys.executable, "-c", start], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    while len(list(tmp_path.glob("began-*"))) < 2:
+        assert command.poll() is None
+        time.sleep(0.1)
+    command.terminate()
+    assert command.wait(timeout=60) != 0
+    workers = [path.name.removeprefix("began-") for path in tmp_path.glob("began-*")]
+    assert not [pid for pid in workers if Path("/proc", pid).exists()]
 
 
 def test_any_number_of_processes_goes_on_where_another_stopped(tmp_path: Path) -> None:

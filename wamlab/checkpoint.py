@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wamlab.errors import InputError
-from wamlab.model.key_maps import LORA_LEAVES
-from wamlab.model.lora import split_lora
+from wamlab.model.lora import has_adapters, split_lora
 from wamlab.sharded_checkpoint import SHARDS, read_shards
 from wamlab.tensors import put, shared_like
 from wamlab.train import Ema
@@ -152,7 +151,7 @@ def _load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
 
 def _split(net: nn.Module) -> tuple[str | None, dict[str, Tensor]]:
     """Return what a checkpoint stores, and the fingerprint of the frozen base left out beside adapters (else None)."""
-    if not any(name.endswith(LORA_LEAVES) for name, _ in net.named_parameters()):
+    if not has_adapters(net):
         return None, net.state_dict()
     base, stored = split_lora(net)
     digest = hashlib.sha256()

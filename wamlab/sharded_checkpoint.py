@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -20,7 +19,6 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
-    set_model_state_dict,
     set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -28,6 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
 from wamlab.errors import InputError
+from wamlab.model.lora import has_adapters
 from wamlab.speed.ranks import Ranks
 from wamlab.train import Ema
 
@@ -95,13 +94,18 @@ class ShardWriter:
 
 def state_of(net: nn.Module, optimizer: Optimizer | None, ema: Ema | None) -> dict[str, Any]:
     """Return what a checkpoint holds, by name; tensors are the very ones of the run, or its shares."""
-    options = StateDictOptions(ignore_frozen_params=True)
+    options = _options(net)
     state: dict[str, Any] = {"net": get_model_state_dict(net, options=options)}
     if optimizer is not None:
         state["optimizer"] = get_optimizer_state_dict(net, optimizer, options=options)
     if ema is not None:
         state["ema"] = dict(ema.average)
     return state
+
+
+def _options(net: nn.Module) -> StateDictOptions:
+    """Leave out the frozen base beside adapters; other frozen weights may be in no other file."""
+    return StateDictOptions(ignore_frozen_params=has_adapters(net))
 
 
 def read_shards(
@@ -118,11 +122,5 @@ def read_shards(
         raise InputError(
             f"{checkpoint} cannot be read ({lines[-1]}): delete it to go on from an older one, or use its own recipe"
         ) from error
-    options = StateDictOptions(ignore_frozen_params=True)
-    set_model_state_dict(net, state["ema" if is_ema else "net"], options=options)
-    if optimizer is not None:
-        set_optimizer_state_dict(net, optimizer, state["optimizer"], options=options)
-    if ema is not None:
-        with torch.no_grad():
-            for name, average in ema.average.items():
-                average.copy_(state["ema"][name])
+    if optimizer is not None:  # weights and averages were read into place
+        set_optimizer_state_dict(net, optimizer, state["optimizer"], options=_options(net))

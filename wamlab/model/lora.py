@@ -100,6 +100,11 @@ def freeze(net: nn.Module, patterns: Sequence[str]) -> nn.Module:
     return _set_trained(net, patterns, is_trained=False)
 
 
+def has_adapters(net: nn.Module) -> bool:
+    """Say whether ``with_lora`` changed the network."""
+    return any(name.endswith(LORA_LEAVES) for name, _ in net.named_parameters())
+
+
 def split_lora(net: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return a network's state as the frozen base and what a LoRA file holds: adapters and all that is trained."""
     trained = {name for name, parameter in net.named_parameters() if parameter.requires_grad}

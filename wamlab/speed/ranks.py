@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -100,11 +102,13 @@ def leave_ranks() -> None:
 def torchrun(num_processes: int, module: str, words: Sequence[str]) -> int:
     """Run ``python -m module words`` in several processes of this machine, stop all when one fails; return the status.
 
-    Interrupts reach all of them: torchrun forwards them.
+    An interrupt of this one ends all of them before it is raised.
     """
-    import subprocess
-    import sys
-
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_processes))} | os.environ
-    return subprocess.run([*command, "-m", module, *words], env=environment, check=False).returncode
+    with subprocess.Popen([*command, "-m", module, *words], env=environment) as agent:
+        try:
+            return agent.wait()
+        except KeyboardInterrupt:
+            agent.terminate()  # it passes that on and waits; killed, it would leave its processes behind
+            raise
