@@ -12,13 +12,12 @@ import time
 import warnings
 
 import torch
+from small_network import batch_of, open_net  # pyright: ignore[reportMissingImports]
 from torch import nn
 from torch.optim import AdamW
 
 from wamlab.flow import flow_loss, with_noise
 from wamlab.model.lora import LoraConfig, with_lora
-from wamlab.model.presets import tiny
-from wamlab.model.wam import WorldActionModel
 from wamlab.speed.compile import (
     compile_cache,
     compile_report,
@@ -27,34 +26,17 @@ from wamlab.speed.compile import (
     compiled_step,
     expect_no_recompiles,
     mark_step,
-    set_rate,
 )
 from wamlab.speed.recompute import with_recompute
-from wamlab.types import Batch, FlowExample
+from wamlab.speed.update import set_rate
+from wamlab.types import FlowExample
 
 HALF = "aot_eager_decomp_partition"
 
 
-def open_net(num_layers: int) -> WorldActionModel:
-    torch.manual_seed(0)
-    config = tiny(dim=32, layers=num_layers, heads=2, ffn_dim=64, mlp_dim=16, latent_channels=4, text_dim=8, text_len=6)
-    net = WorldActionModel(config)
-    for p in net.parameters():  # heads start at zero; gradients must reach everything
-        if not p.any():
-            nn.init.normal_(p, std=0.02)
-    return net
-
-
 def example_of(seed: int, num_samples: int = 2) -> FlowExample:
-    g = torch.Generator().manual_seed(seed)
-    batch = Batch(
-        latents=torch.randn(num_samples, 3, 4, 4, 4, generator=g),
-        actions=torch.rand(num_samples, 8, 8, generator=g),
-        action_mask=torch.ones(num_samples, 8, 8, dtype=torch.bool),
-        state=torch.randn(num_samples, 1, 8, generator=g),
-        text=torch.randn(num_samples, 3, 8, generator=g),
-    )
-    return with_noise(batch, g)
+    generator = torch.Generator().manual_seed(seed)
+    return with_noise(batch_of(generator, num_samples), generator)
 
 
 def difference(net: nn.Module, fast: nn.Module, example: FlowExample) -> float:

@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from small_network import batch_of, open_net  # pyright: ignore[reportMissingImports]
 
-from wamlab.checkpoint import load_checkpoint, load_weights, newest_checkpoint, write_checkpoint
+from wamlab.checkpoint import load_checkpoint, load_weights, write_checkpoint
+from wamlab.checkpoint_folder import newest_checkpoint
 from wamlab.flow import flow_loss
 from wamlab.model.lora import LoraConfig, freeze, with_lora
-from wamlab.model.presets import tiny
 from wamlab.model.wam import WorldActionModel
 from wamlab.sharded_checkpoint import ShardWriter
 from wamlab.speed.compile import compiled
+from wamlab.speed.config import ShardConfig
 from wamlab.speed.ranks import Ranks, join_ranks, leave_ranks, read_ranks
 from wamlab.speed.recompute import with_recompute
-from wamlab.speed.shard import ShardConfig, held_bytes, make_mesh, sharded
+from wamlab.speed.shard import held_bytes, make_mesh, sharded
 from wamlab.tensors import whole
 from wamlab.train import Ema, TrainConfig, has_native_bf16, make_optimizer, noised_examples, train
-from wamlab.types import Batch
 
-MODEL = tiny(dim=32, layers=3, heads=2, ffn_dim=64, mlp_dim=16, latent_channels=4, text_dim=8, text_len=6)
 CONFIG = TrainConfig(num_steps=4, batch_size=8, learning_rate=3e-3, has_bf16=False, max_gradient_norm=0.1)
 COMPILED = "compiled and recomputed"
 RELOADED = ("partly frozen", "adapters")
@@ -46,11 +46,7 @@ if has_native_bf16("cpu"):
 
 
 def build(config: TrainConfig) -> WorldActionModel:
-    torch.manual_seed(0)
-    net = WorldActionModel(MODEL)
-    for p in net.parameters():  # heads start at zero; gradients must reach everything
-        if not p.any():
-            torch.nn.init.normal_(p, std=0.02)
+    net = open_net(num_layers=3)
     if config.lora is not None:
         with_lora(net, config.lora, torch.Generator().manual_seed(1))
     return cast(WorldActionModel, freeze(net, config.frozen))
@@ -60,14 +56,7 @@ def batches(ranks: Ranks, size: int, first: int = 0):
     """Yield this process's part of batches that depend on their index only."""
     index = first
     while True:
-        g = torch.Generator().manual_seed(index)
-        joint = Batch(
-            latents=torch.randn(size, 5, 4, 4, 4, generator=g),
-            actions=torch.rand(size, 16, 8, generator=g),
-            action_mask=torch.ones(size, 16, 8, dtype=torch.bool),
-            state=torch.randn(size, 2, 8, generator=g),
-            text=torch.randn(size, 3, 8, generator=g),
-        )
+        joint = batch_of(torch.Generator().manual_seed(index), size, num_blocks=2)
         part = size // ranks.world_size
         yield joint[ranks.rank * part : (ranks.rank + 1) * part]
         index += 1

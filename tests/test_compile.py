@@ -13,7 +13,8 @@ from torch import nn
 from torch.optim import SGD
 
 from wamlab.errors import InputError
-from wamlab.speed.compile import compile_report, compiled, compiled_step, set_rate, with_tensor_rates
+from wamlab.speed.compile import compile_report, compiled, compiled_step
+from wamlab.speed.update import set_rate, with_tensor_rates
 
 SCRIPT = Path(__file__).with_name("compiled_law.py")
 

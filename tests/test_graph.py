@@ -14,8 +14,8 @@ from torch.optim import AdamW, Optimizer
 
 from wamlab.errors import InputError
 from wamlab.flow import flow_loss
-from wamlab.speed.compile import set_rate, with_tensor_rates
 from wamlab.speed.graph import CapturedStep, captured
+from wamlab.speed.update import set_rate, with_tensor_rates
 from wamlab.types import FlowExample
 
 SMALL = replace(CONFIG, layers=2, has_image=False)

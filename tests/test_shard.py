@@ -13,8 +13,8 @@ import pytest
 from wamlab.cli import main
 from wamlab.errors import InputError
 from wamlab.lab.run import find_run, read_metrics
+from wamlab.speed.config import ShardConfig
 from wamlab.speed.ranks import Ranks, read_ranks
-from wamlab.speed.shard import ShardConfig
 
 LAW = Path(__file__).with_name("sharded_law.py")
 BF16 = {"bf16 weights"}  # weights rounded to 8 bits: the curves differ by their rounding

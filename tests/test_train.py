@@ -9,13 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from wamlab.checkpoint import (
-    list_checkpoints,
-    load_checkpoint,
-    load_weights,
-    newest_checkpoint,
-    write_checkpoint,
-)
+from wamlab.checkpoint import load_checkpoint, load_weights, write_checkpoint
+from wamlab.checkpoint_folder import list_checkpoints, newest_checkpoint
 from wamlab.errors import InputError
 from wamlab.flow import flow_loss
 from wamlab.speed.clock import Clock

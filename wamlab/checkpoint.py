@@ -8,7 +8,6 @@ and what else is trained are stored, with the fingerprint of the frozen weights 
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
 from pickle import UnpicklingError
@@ -20,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from wamlab.checkpoint_folder import SHARDS, begin_checkpoint, finish_checkpoint, keep_newest, read_state, unwritten
 from wamlab.errors import InputError
 from wamlab.model.lora import has_adapters, split_lora
-from wamlab.sharded_checkpoint import SHARDS, read_shards
 from wamlab.tensors import put, shared_like
 from wamlab.train import Ema
 
@@ -34,11 +33,7 @@ def write_checkpoint(
 ) -> Path:
     """Write the checkpoint of a step below ``folder``, then remove all but the newest ``num_kept``."""
     base, stored = _split(net)
-    target = folder / f"step_{step:08d}"
-    partial, replaced = folder / f".{target.name}.partial", folder / f".{target.name}.replaced"
-    for leftover in folder.glob(".step_*"):  # of a process that was killed in here
-        shutil.rmtree(leftover)
-    partial.mkdir(parents=True)
+    partial = begin_checkpoint(folder, step)
     try:
         save_file(
             {name: tensor.contiguous() for name, tensor in stored.items()},
@@ -50,34 +45,14 @@ def write_checkpoint(
             {"optimizer": optimizer.state_dict(), "torch_rng": torch.get_rng_state()},
             partial / "optimizer.pt",
         )
-        (partial / "state.json").write_text(json.dumps({"step": step, "has_ema": ema is not None, "base": base}))
-        if target.exists():
-            target.rename(replaced)
-        partial.rename(target)
-        shutil.rmtree(replaced, ignore_errors=True)
+        target = finish_checkpoint(folder, step, has_ema=ema is not None, base=base)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError | SafetensorError | RuntimeError):
-            raise InputError(
-                f"the checkpoint of step {step} cannot be written below {folder} ({error}): free space, then resume"
-            ) from error
+            raise unwritten(folder, step, error) from error
         raise
-    for old in list_checkpoints(folder)[:-num_kept]:
-        shutil.rmtree(old)
+    keep_newest(folder, num_kept)
     return target
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the finished checkpoints below a folder, oldest first."""
-    return sorted(path.parent for path in folder.glob("step_*/state.json"))
-
-
-def newest_checkpoint(folder: Path) -> Path:
-    """Return the newest finished checkpoint; InputError if there is none."""
-    found = list_checkpoints(folder)
-    if not found:
-        raise InputError(f"{folder} holds no finished checkpoint: start a new run without --resume")
-    return found[-1]
 
 
 def load_weights(checkpoint: Path, net: nn.Module, *, is_ema: bool = False) -> None:
@@ -86,10 +61,12 @@ def load_weights(checkpoint: Path, net: nn.Module, *, is_ema: bool = False) -> N
     A checkpoint of adapters needs a network that has them, beside the base it was trained on.
     """
     if (checkpoint / SHARDS).is_dir():
-        read_shards(checkpoint, net, None, None, is_ema=is_ema and _read_state(checkpoint)["has_ema"])
+        from wamlab.sharded_checkpoint import read_shards
+
+        read_shards(checkpoint, net, None, None, is_ema=is_ema and read_state(checkpoint)["has_ema"])
         return
     base, stored = _split(net)
-    if (named := _read_state(checkpoint)["base"]) != base:
+    if (named := read_state(checkpoint)["base"]) != base:
         raise InputError(
             f"{checkpoint} was trained beside the frozen weights {named}, this network has {base}: "
             "give the start and the adapters of its own recipe"
@@ -113,12 +90,14 @@ def load_weights(checkpoint: Path, net: nn.Module, *, is_ema: bool = False) -> N
 
 def load_checkpoint(checkpoint: Path, net: nn.Module, optimizer: Optimizer, ema: Ema | None) -> int:
     """Restore weights, optimiser, average and random state exactly; return the number of finished steps."""
-    state = _read_state(checkpoint)
+    state = read_state(checkpoint)
     if state["has_ema"] != (ema is not None):
         raise InputError(
             f"{checkpoint} {'has' if state['has_ema'] else 'lacks'} a moving average: keep train.ema_decay"
         )
     if (checkpoint / SHARDS).is_dir():
+        from wamlab.sharded_checkpoint import read_shards  # imports what few runs need, in half a second
+
         read_shards(checkpoint, net, optimizer, ema)
         return state["step"]
     load_weights(checkpoint, net)
@@ -160,14 +139,6 @@ def _split(net: nn.Module) -> tuple[str | None, dict[str, Tensor]]:
         rounded = values.bfloat16().float().cpu()  # a base kept in bfloat16 is the same base
         digest.update(f"{name} {list(tensor.shape)} ".encode() + rounded.numpy().tobytes())
     return digest.hexdigest(), stored
-
-
-def _read_state(checkpoint: Path) -> dict[str, Any]:
-    try:
-        state = json.loads((checkpoint / "state.json").read_text())
-        return {"step": int(state["step"]), "has_ema": bool(state["has_ema"]), "base": state.get("base")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{checkpoint / 'state.json'} cannot be read ({error!r}): delete {checkpoint}") from error
 
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:

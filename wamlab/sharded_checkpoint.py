@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -25,12 +23,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
+from wamlab.checkpoint_folder import SHARDS, begin_checkpoint, finish_checkpoint, keep_newest, partial_folder, unwritten
 from wamlab.errors import InputError
 from wamlab.model.lora import has_adapters
 from wamlab.speed.ranks import Ranks
 from wamlab.train import Ema
-
-SHARDS = "shards"
 
 
 class ShardWriter:
@@ -39,24 +36,19 @@ class ShardWriter:
     All processes call its methods together. One checkpoint is written at a time.
     """
 
-    def __init__(self, folder: Path, ranks: Ranks, *, num_kept: int = 2, base: str | None = None) -> None:
-        self.folder, self.ranks, self.num_kept, self.base = folder, ranks, num_kept, base
+    def __init__(self, folder: Path, ranks: Ranks, *, num_kept: int = 2) -> None:
+        self.folder, self.ranks, self.num_kept = folder, ranks, num_kept
         self._group: Any = dist.new_group(backend="gloo")  # writing must not disturb the order of training's messages
         self._writing: tuple[int, Future, bool] | None = None
 
     def write(self, step: int, net: nn.Module, optimizer: Optimizer, ema: Ema | None) -> None:
         """Begin to write the checkpoint of a step, after the one before it is on the disk."""
         self.wait()
-        partial = self._partial(step)
         if self.ranks.is_first:
-            for leftover in self.folder.glob(".step_*"):  # of processes that were killed in here
-                shutil.rmtree(leftover)
-            self._attempt(step, lambda: partial.mkdir(parents=True))
+            self._attempt(step, lambda: begin_checkpoint(self.folder, step))
         self.ranks.wait()
-        state = state_of(net, optimizer, ema)
-        future = self._attempt(
-            step, lambda: async_save(state, checkpoint_id=partial / SHARDS, process_group=self._group)
-        )
+        state, shards = state_of(net, optimizer, ema), partial_folder(self.folder, step) / SHARDS
+        future = self._attempt(step, lambda: async_save(state, checkpoint_id=shards, process_group=self._group))
         assert isinstance(future, Future)
         self._writing = step, future, ema is not None
 
@@ -67,29 +59,15 @@ class ShardWriter:
         (step, future, has_ema), self._writing = self._writing, None
         self._attempt(step, future.result)
         self.ranks.wait()
-        if not self.ranks.is_first:
-            return
-        from wamlab.checkpoint import list_checkpoints
-
-        target, partial = self.folder / f"step_{step:08d}", self._partial(step)
-        (partial / "state.json").write_text(json.dumps({"step": step, "has_ema": has_ema, "base": self.base}))
-        if target.exists():
-            shutil.rmtree(target)
-        partial.rename(target)
-        for old in list_checkpoints(self.folder)[: -self.num_kept]:
-            shutil.rmtree(old)
-
-    def _partial(self, step: int) -> Path:
-        return self.folder / f".step_{step:08d}.partial"
+        if self.ranks.is_first:
+            self._attempt(step, lambda: finish_checkpoint(self.folder, step, has_ema=has_ema, base=None))
+            keep_newest(self.folder, self.num_kept)
 
     def _attempt(self, step: int, action: Any) -> Any:
         try:
             return action()
         except (OSError, RuntimeError, CheckpointException) as error:
-            raise InputError(
-                f"the checkpoint of step {step} cannot be written below {self.folder} "
-                f"({str(error).strip().splitlines()[0]}): free space, then resume"
-            ) from error
+            raise unwritten(self.folder, step, error) from error
 
 
 def state_of(net: nn.Module, optimizer: Optimizer | None, ema: Ema | None) -> dict[str, Any]:

@@ -29,10 +29,9 @@ from wamlab.errors import InputError, check_range
 from wamlab.flow import NoiseConfig, with_noise
 from wamlab.model.lora import LoraConfig
 from wamlab.speed.clock import Clock, measure_memory_gib
-from wamlab.speed.compile import set_rate
 from wamlab.speed.muon import Muon
 from wamlab.speed.ranks import Ranks
-from wamlab.speed.shard import clip_gradients, free_weights
+from wamlab.speed.update import clip_gradients, set_rate
 from wamlab.types import Batch, FlowExample, Loss, LossTerms, StepRecord
 
 OPTIMIZERS = ("adamw", "muon", "adamw8bit")
@@ -187,7 +186,6 @@ class Ema:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        free_weights(self._net)
         parameters = dict(self._net.named_parameters())
         for name, average in self.average.items():
             held = parameters[name].detach().clone()
@@ -219,18 +217,21 @@ def train(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     clock, ranks = clock or Clock(parameters[0].device), ranks or Ranks()
     device = clock.device
-    both = None if wrap is None else wrap(partial(_forward_backward, loss, config, device))
+    if wrap is None:
+        both = partial(_forward_backward, loss, config, device, clock.measured)
+    else:  # nothing of the host, clocks included, may be in what is captured
+        both = clock.timed("forward and backward", wrap(partial(_forward_backward, loss, config, device, None)))
     source = iter(islice(examples, config.num_steps - first_step))
     for step in range(first_step + 1, config.num_steps + 1):
         start_s = time.perf_counter()
         example = next(source, None)
         if example is None:
             raise InputError(f"the examples ended before step {step} of {config.num_steps}: give an endless iterator")
-        terms = _accumulate(loss, example, config, clock, set_sync, both)
+        terms = _accumulate(both, example, config, set_sync)
         with clock.measured("optimizer"):
             gradient_norm = clip_gradients(parameters, config.max_gradient_norm)
-            total, video, action = ranks.mean(torch.stack(terms)).tolist()
-            norm = gradient_norm.item()
+            means = ranks.mean(torch.stack(terms))
+            total, video, action, norm = torch.stack([*means, gradient_norm.to(means)]).tolist()  # waits once
             if not (math.isfinite(total) and math.isfinite(norm)):
                 raise FloatingPointError(
                     f"step {step}: the loss is {total} and the gradient norm {norm}; the weights were left as they are"
@@ -257,37 +258,31 @@ def train(
 
 
 def _accumulate(
-    loss: Loss,
-    example: Any,
-    config: TrainConfig,
-    clock: Clock,
-    set_sync: Callable[[bool], None] | None,
-    both: Callable[..., Any] | None,
+    both: Callable[..., Sequence[Tensor]], example: Any, config: TrainConfig, set_sync: Callable[[bool], None] | None
 ) -> list[Tensor]:
     """Run forward and backward over the micro-batches; return the mean total, video and action loss."""
     size = math.ceil(len(example) / config.num_micro_batches)
     weighted: list[Sequence[Tensor]] = []
     for start in range(0, len(example), size):
         part = example[start : start + size] if size < len(example) else example
-        share = len(part) / len(example)
         if set_sync is not None:
             set_sync(start + size >= len(example))
-        if both is not None:
-            with clock.measured("forward and backward"):
-                weighted.append(both(part, torch.tensor(share, device=clock.device)))
-            continue
-        with clock.measured("forward"), autocast(clock.device, has_bf16=config.has_bf16):
-            terms: LossTerms = loss(part)
-        with clock.measured("backward"):
-            (terms.total * share).backward()
-        weighted.append([term.detach() * share for term in (terms.total, terms.video, terms.action)])
+        weighted.append(both(part, len(part) / len(example)))
     return [torch.stack(values).sum() for values in zip(*weighted, strict=True)]
 
 
 def _forward_backward(
-    loss: Loss, config: TrainConfig, device: torch.device, part: Any, share: Tensor
-) -> tuple[Tensor, ...]:
-    with autocast(device, has_bf16=config.has_bf16):
-        terms = loss(part)
-    (terms.total * share).backward()
-    return tuple(term.detach() * share for term in (terms.total, terms.video, terms.action))
+    loss: Loss,
+    config: TrainConfig,
+    device: torch.device,
+    measured: Callable[[str], AbstractContextManager] | None,
+    part: Any,
+    share: int | float,
+) -> Sequence[Tensor]:
+    """Add a micro-batch's gradients, weighted by its share of the batch; return its losses, weighted alike."""
+    measured = measured or (lambda _: nullcontext())
+    with measured("forward"), autocast(device, has_bf16=config.has_bf16):
+        terms: LossTerms = loss(part)
+    with measured("backward"):
+        (terms.total * share).backward()
+    return [term.detach() * share for term in (terms.total, terms.video, terms.action)]

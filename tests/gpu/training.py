@@ -15,10 +15,11 @@ from torch.optim import AdamW
 
 from wamlab.flow import flow_loss
 from wamlab.model.flops import count_flops
-from wamlab.speed.compile import compile_report, compiled, mark_step, set_rate, with_tensor_rates
+from wamlab.speed.compile import compile_report, compiled, mark_step
 from wamlab.speed.graph import captured
 from wamlab.speed.peaks import measure_matmul_peak, peak_of
 from wamlab.speed.recompute import with_recompute
+from wamlab.speed.update import set_rate, with_tensor_rates
 from wamlab.types import FlowExample
 
 # Largest differences, relative, from eager float32 steps. Compiled kernels add in another order; graphs replay the very

@@ -22,7 +22,7 @@ from wamlab.recipes.augment import AugmentingEncoder
 from wamlab.recipes.config import Recipe
 from wamlab.recipes.features import StoredClips, check_complete, list_variants
 from wamlab.recipes.loading import LoaderChoice, choose_loader
-from wamlab.recipes.network import build_net
+from wamlab.recipes.network import build_net, is_shared
 from wamlab.recipes.parts import Part, mixed, open_parts
 from wamlab.speed.clock import Clock
 from wamlab.speed.graph import captured
@@ -120,6 +120,10 @@ class Workbench:
     def net(self) -> WorldActionModel:
         """Build the network with its tricks, this process's share of it if there are others."""
         return build_net(self.recipe, self.device, self.ranks)
+
+    @property
+    def is_shared(self) -> bool:
+        return is_shared(self.recipe, self.ranks)
 
     @property
     def wrap(self) -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:

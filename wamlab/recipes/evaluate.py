@@ -86,6 +86,10 @@ def evaluate(bench: Workbench, held_out: HeldOut) -> Evaluation:
             f"{level:g}": _measure_losses(bench, held_out, level)[0] for level in recipe.evaluation.noise_levels
         }
         sampled = [predict_window(bench, batch, seed=i) for i, batch in enumerate(held_out.batches)]
+    if bench.is_shared:  # no backward pass frees what these gathered
+        from wamlab.speed.shard import free_weights
+
+        free_weights(bench.net)
     bench.net.train(was_training)
     actions = torch.cat([actions for _, actions in sampled]).float().cpu().numpy()
     latents = torch.cat([latents for latents, _ in sampled]).float()

@@ -14,7 +14,8 @@ import numpy as np
 from torch.optim import Optimizer
 from tqdm.auto import tqdm
 
-from wamlab.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, write_checkpoint
+from wamlab.checkpoint import load_checkpoint, write_checkpoint
+from wamlab.checkpoint_folder import list_checkpoints, newest_checkpoint
 from wamlab.errors import InputError
 from wamlab.flow import flow_loss
 from wamlab.lab.plots import strip_png
@@ -27,9 +28,7 @@ from wamlab.recipes.config import Recipe
 from wamlab.recipes.evaluate import Evaluation, HeldOut, evaluate, read_held_out
 from wamlab.recipes.parts import fingerprint_of
 from wamlab.recipes.utilization import utilization_of
-from wamlab.sharded_checkpoint import ShardWriter
 from wamlab.speed.clock import Clock
-from wamlab.speed.shard import free_weights
 from wamlab.train import Ema, make_optimizer, train
 from wamlab.types import StepRecord
 
@@ -124,8 +123,7 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
         if ranks.is_first:
             run.truncate_metrics(first_step)
     held_out = read_held_out(bench)
-    num_recomputed = recipe.model.layers if recipe.speed.recompute == "all" else 0
-    utilization = utilization_of(bench, num_devices=ranks.world_size, num_recomputed=num_recomputed)
+    utilization = utilization_of(bench)
     if first_step == 0:
         log_evaluation(bench, run, held_out, 0, ema)
     clock = Clock(bench.device)
@@ -170,7 +168,9 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
 
 def saver(bench: Workbench, run: Run, optimizer: Optimizer, ema: Ema | None) -> Callable[[int | None], None]:
     """Return what writes the checkpoint of a step; told None, it waits for what is being written."""
-    if bench.ranks.world_size > 1 or bench.recipe.speed.shard is not None:
+    if bench.is_shared:
+        from wamlab.sharded_checkpoint import ShardWriter  # half a second to import
+
         writer = ShardWriter(run.checkpoints, bench.ranks)
         return lambda step: writer.wait() if step is None else writer.write(step, bench.net, optimizer, ema)
 
@@ -198,7 +198,6 @@ def log_evaluation(bench: Workbench, run: Run, held_out: HeldOut, step: int, ema
     """Evaluate the averaged weights (if there are any), log the figures and save a picture of the frames."""
     with ema.applied() if ema is not None else nullcontext():
         evaluation = evaluate(bench, held_out)
-    free_weights(bench.net)
     if not bench.ranks.is_first:  # all of them evaluated: a shared network computes with all
         return evaluation
     run.log_evaluation(evaluation.record(step))

@@ -10,11 +10,15 @@ from wamlab.model.plain import PlainWorldActionModel
 from wamlab.model.wam import WorldActionModel
 from wamlab.model.weights import load_pretrained
 from wamlab.recipes.config import Recipe
-from wamlab.speed.compile import compiled
+from wamlab.speed.config import ShardConfig
 from wamlab.speed.ranks import Ranks, join_ranks
 from wamlab.speed.recompute import with_recompute
-from wamlab.speed.shard import ShardConfig, make_mesh, sharded
 from wamlab.train import has_native_bf16, step_generator
+
+
+def is_shared(recipe: Recipe, ranks: Ranks) -> bool:
+    """Say whether processes hold shares of the network only."""
+    return ranks.world_size > 1 or recipe.speed.shard is not None
 
 
 def build_net(recipe: Recipe, device: torch.device, ranks: Ranks) -> WorldActionModel:
@@ -23,42 +27,50 @@ def build_net(recipe: Recipe, device: torch.device, ranks: Ranks) -> WorldAction
     Without ``start`` each process draws the whole network, so that it is the same for any number of them.
     """
     train = recipe.train
-    is_shared = ranks.world_size > 1 or recipe.speed.shard is not None
+    has_shares = is_shared(recipe, ranks)
     kind = PlainWorldActionModel if recipe.speed.is_plain else WorldActionModel
     torch.manual_seed(train.seed)
     generator = step_generator(train.seed, 0)
     if recipe.start is None:
         net = kind(recipe.model)
-        if not is_shared:  # sharing moves each process's part
+        if not has_shares:  # sharing moves each process's part
             net = net.to(device)
     else:
         with torch.device("meta"):
             net = kind(recipe.model)
         if train.lora is not None and train.has_bf16 and has_native_bf16(device):
             narrowed(net, train.lora)  # before any memory is taken
-        if is_shared and train.lora is None:
+        if has_shares and train.lora is None:
             freeze(net, train.frozen)
             net = _shared(_with_tricks(net, recipe), recipe, device, ranks)
             net.to_empty(device=_home(recipe, device))
             load_pretrained(net, recipe.start, generator=generator)
             return net
-        net.to_empty(device="cpu" if is_shared else device)
+        net.to_empty(device="cpu" if has_shares else device)
         load_pretrained(net, recipe.start, generator=generator)
     if train.lora is not None:
         with_lora(net, train.lora, generator)
     freeze(net, train.frozen)
     net = _with_tricks(net, recipe)
-    return _shared(net, recipe, device, ranks) if is_shared else net
+    return _shared(net, recipe, device, ranks) if has_shares else net
 
 
 def _with_tricks(net: WorldActionModel, recipe: Recipe) -> WorldActionModel:
     speed = recipe.speed
     if speed.recompute == "all":
         net = with_recompute(net)
-    return compiled(net, mode=speed.compile_mode) if speed.compile == "blocks" else net
+    if speed.compile == "blocks":
+        from wamlab.speed.compile import compiled, mark_step  # the compiler takes a second to import
+
+        net = compiled(net, mode=speed.compile_mode)
+        if speed.compile_mode == "reduce-overhead":
+            net.register_forward_pre_hook(lambda *_: mark_step())
+    return net
 
 
 def _shared(net: WorldActionModel, recipe: Recipe, device: torch.device, ranks: Ranks) -> WorldActionModel:
+    from wamlab.speed.shard import make_mesh, sharded  # half a second to import
+
     shard = recipe.speed.shard or ShardConfig()
     if shard.has_bf16_weights and not (recipe.train.has_bf16 and has_native_bf16(device)):
         raise InputError(

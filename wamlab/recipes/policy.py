@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from wamlab.checkpoint import load_weights, newest_checkpoint
+from wamlab.checkpoint import load_weights
+from wamlab.checkpoint_folder import newest_checkpoint
 from wamlab.data.normalize import Normalizers, normalizers_from_dict
 from wamlab.data.robot import short_name
 from wamlab.data.views import canvas_of

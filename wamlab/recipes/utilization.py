@@ -11,15 +11,17 @@ from wamlab.speed.utilization import Utilization
 from wamlab.train import has_native_bf16
 
 
-def utilization_of(bench: Workbench, *, num_devices: int = 1, num_recomputed: int = 0) -> Utilization:
+def utilization_of(bench: Workbench) -> Utilization:
     """Return what a sample of this run costs, against the device's published peak, or one measured here.
 
     MFU counts the operations of the published form of the network, whatever this run saves of them, so that it
     compares with others and rises with every saving; HFU counts what is really computed. Where the device has no
     known peak, square products are timed for a fifth of a second.
     """
-    recipe = bench.recipe
-    own, published = (network_flops(recipe, is_published=flag) for flag in (False, True))
+    recipe, num_devices = bench.recipe, bench.ranks.world_size
+    published = network_flops(recipe, is_published=True)
+    own = published if recipe.speed.is_plain else network_flops(recipe, is_published=False)
+    num_recomputed = recipe.model.layers if recipe.speed.recompute == "all" else 0
     frozen = recipe.train.lora is not None
     executed = own.executed(num_recomputed, has_frozen_weights=frozen)
     if recipe.features.mode == "online":

@@ -16,7 +16,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-PARTS = ("data", "h2d", "encode", "forward", "backward", "communication", "optimizer")  # of a training step, in order
+# Of a training step, in order. Nothing times h2d and communication yet; a captured step has one "forward and backward".
+PARTS = ("data", "h2d", "encode", "forward", "backward", "communication", "optimizer")
 
 
 def marked(part: str) -> AbstractContextManager[object]:

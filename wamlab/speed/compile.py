@@ -21,12 +21,13 @@ from torch._dynamo.utils import CompilationMetrics, get_compilation_metrics, set
 from torch.optim import Adam, AdamW, Optimizer
 
 from wamlab.errors import InputError
+from wamlab.speed.config import COMPILE_MODES
+from wamlab.speed.update import with_tensor_rates
 
 Net = TypeVar("Net", bound=nn.Module)
 NUM_FORMS = 64  # of a block that may be compiled: first, middle, last; training, observing, sampling; each history
 NUM_NOTED = 4096  # compilations that are remembered; torch keeps 64 by itself
 RESUMED = "torch_dynamo_resume_in"  # how torch names what follows a graph break
-MODES = ("default", "max-autotune-no-cudagraphs", "reduce-overhead")
 
 
 def has_cpp_compiler() -> bool:
@@ -74,7 +75,7 @@ def compiled_step(
 ) -> Callable[[], None]:
     """Return the optimiser's step, compiled; its learning rates become tensors, so that a new one compiles nothing.
 
-    Set rates with ``set_rate``. Fused kernels are replaced by loops over lists, which the compiler fuses itself.
+    Set rates with ``update.set_rate``. Fused kernels are replaced by loops over lists, which the compiler fuses itself.
     Compiling takes seconds for every hundred parameters.
     """
     if type(optimizer) not in (Adam, AdamW):
@@ -93,23 +94,6 @@ def compiled_step(
     for group in optimizer.param_groups:
         group.update(fused=False, foreach=True, capturable=True)
     return partial(_Region(_run_optimizer, way_back, mode, backend, has_breaks=True), optimizer.step)
-
-
-def with_tensor_rates(optimizer: Optimizer) -> Optimizer:
-    """Turn learning rates into tensors beside the parameters, in place: compiled and captured code reads them anew."""
-    for group in optimizer.param_groups:
-        if not isinstance(group["lr"], torch.Tensor):
-            group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=group["params"][0].device)
-    return optimizer
-
-
-def set_rate(optimizer: Optimizer, rate: float) -> None:
-    """Set the learning rate of every group, in place where it is a tensor."""
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
 
 
 def mark_step() -> None:
@@ -196,8 +180,8 @@ class _Region:
     def __init__(
         self, run: Callable[..., Any], way_back: _WayBack, mode: str, backend: str, *, has_breaks: bool = False
     ) -> None:
-        if mode not in MODES:
-            raise InputError(f'there is no way to compile "{mode}": give one of {", ".join(MODES)}')
+        if mode not in COMPILE_MODES:
+            raise InputError(f'there is no way to compile "{mode}": give one of {", ".join(COMPILE_MODES)}')
         self.way_back = way_back
         self.run: Any = torch.compile(run, fullgraph=not has_breaks, dynamic=False, backend=backend, mode=mode)
 

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from wamlab.errors import InputError
-from wamlab.speed.compile import MODES
-from wamlab.speed.shard import ShardConfig
+from wamlab.errors import InputError, check_range
 
 COMPILED = ("off", "blocks")
+COMPILE_MODES = ("default", "max-autotune-no-cudagraphs", "reduce-overhead")
 RECOMPUTED = ("none", "all")
+UNITS = ("blocks", "whole")
+
+
+@dataclass(frozen=True)
+class ShardConfig:
+    """How a network is shared between processes."""
+
+    num_replicas: int = 1  # groups of processes that hold a whole copy each (HSDP); 1 shares one copy among all
+    units: str = "blocks"  # gathered and freed one by one; "whole" gathers everything at once and overlaps nothing
+    num_kept: int = 1  # last blocks that keep their weights from forward to backward; as many as there are: ZeRO-2
+    num_prefetched: int = 1  # blocks gathered ahead of the one that computes, forward and backward
+    has_bf16_weights: bool = False  # gather weights in bfloat16: half the traffic; the shares stay float32
+    has_bf16_sums: bool = False  # also sum gradients in bfloat16; off: float32
+    is_offloaded: bool = False  # shares, gradients and the optimiser's step in host memory
+
+    def __post_init__(self) -> None:
+        check_range("shard", self, 1, math.inf, "num_replicas")
+        check_range("shard", self, 0, math.inf, "num_kept", "num_prefetched")
+        if self.units not in UNITS:
+            raise InputError(f'shard.units is "{self.units}": give one of {", ".join(UNITS)}')
 
 
 @dataclass(frozen=True)
@@ -27,7 +47,7 @@ class SpeedConfig:
         for name, value, known in (
             ("recompute", self.recompute, RECOMPUTED),
             ("compile", self.compile, COMPILED),
-            ("compile_mode", self.compile_mode, MODES),
+            ("compile_mode", self.compile_mode, COMPILE_MODES),
         ):
             if value not in known:
                 raise InputError(f'speed.{name} is "{value}": give one of {", ".join(known)}')

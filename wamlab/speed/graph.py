@@ -6,7 +6,7 @@ it depends on is watched, and a change captures it anew::
     step = captured(forward_and_backward, watched=dict(net.named_parameters()), device="cuda")
 
 Rules a step must keep: no value read back to the host (``.item()``, prints, ``if loss > 1``), nothing of the host that
-changes (a learning rate as a float: ``compile.with_tensor_rates``), gradients never set to None inside it.
+changes (a learning rate as a float: ``update.with_tensor_rates``), gradients never set to None inside it.
 
 Gradients are persistent tensors that replays add to, so that one graph serves every micro-batch of an accumulation;
 a graph for the first and another for the others would save one pass over the gradients and double the captures. A

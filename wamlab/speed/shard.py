@@ -10,9 +10,7 @@ one process, up to the order of sums.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import TypeVar, cast
 
@@ -29,30 +27,10 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard
 
-from wamlab.errors import InputError, check_range
-from wamlab.tensors import whole
+from wamlab.errors import InputError
+from wamlab.speed.config import ShardConfig
 
 Net = TypeVar("Net", bound=nn.Module)
-UNITS = ("blocks", "whole")
-
-
-@dataclass(frozen=True)
-class ShardConfig:
-    """How a network is shared between processes."""
-
-    num_replicas: int = 1  # groups of processes that hold a whole copy each (HSDP); 1 shares one copy among all
-    units: str = "blocks"  # gathered and freed one by one; "whole" gathers everything at once and overlaps nothing
-    num_kept: int = 1  # last blocks that keep their weights from forward to backward; as many as there are: ZeRO-2
-    num_prefetched: int = 1  # blocks gathered ahead of the one that computes, forward and backward
-    has_bf16_weights: bool = False  # gather weights in bfloat16: half the traffic; the shares stay float32
-    has_bf16_sums: bool = False  # also sum gradients in bfloat16; off: float32
-    is_offloaded: bool = False  # shares, gradients and the optimiser's step in host memory
-
-    def __post_init__(self) -> None:
-        check_range("shard", self, 1, math.inf, "num_replicas")
-        check_range("shard", self, 0, math.inf, "num_kept", "num_prefetched")
-        if self.units not in UNITS:
-            raise InputError(f'shard.units is "{self.units}": give one of {", ".join(UNITS)}')
 
 
 def make_mesh(config: ShardConfig, device: torch.device | str, world_size: int) -> DeviceMesh:
@@ -90,19 +68,18 @@ def sharded(
     # What enters a module is left as it is: autocast decides, and noise levels must not be rounded.
     mixed = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=sums, cast_forward_inputs=False)
     exact = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
-    place = partial(_axis, num_shares=mesh.size(mesh.ndim - 1))
+    share = partial(
+        fully_shard,
+        mesh=mesh,
+        offload_policy=offload,
+        shard_placement_fn=partial(_axis, num_shares=mesh.size(mesh.ndim - 1)),
+    )
     blocks = list(net.get_submodule("blocks").children()) if config.units == "blocks" else []
     for module in kept_float32 if narrow is not None else ():
-        fully_shard(module, mesh=mesh, mp_policy=exact, offload_policy=offload, shard_placement_fn=place)
+        share(module, mp_policy=exact)
     for index, block in enumerate(blocks):
-        is_freed = index < len(blocks) - config.num_kept
-        fully_shard(
-            block, mesh=mesh, reshard_after_forward=is_freed, mp_policy=mixed, offload_policy=offload,
-            shard_placement_fn=place,
-        )  # fmt: skip
-    fully_shard(
-        net, mesh=mesh, reshard_after_forward=False, mp_policy=mixed, offload_policy=offload, shard_placement_fn=place
-    )
+        share(block, mp_policy=mixed, reshard_after_forward=index < len(blocks) - config.num_kept)
+    share(net, mp_policy=mixed, reshard_after_forward=False)
     units = cast(list[FSDPModule], blocks)
     for index, unit in enumerate(units):
         ahead = units[index + 1 : index + 1 + config.num_prefetched]
@@ -125,16 +102,6 @@ def free_weights(net: nn.Module) -> None:
 def _axis(parameter: nn.Parameter, num_shares: int) -> Shard:
     """Cut a parameter along its first axis that divides evenly: one of shape (1, 6, d) would all be one process's."""
     return Shard(next((axis for axis, size in enumerate(parameter.shape) if size % num_shares == 0), 0))
-
-
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale gradients down to a joint norm of ``max_norm`` and return their norm before, over all processes' shares.
-
-    A process that clips by the norm of its own share alone, as one popular trainer did until September 2026, scales
-    shares differently and far too little.
-    """
-    norm = nn.utils.clip_grad_norm_(parameters, max_norm)
-    return whole(norm)
 
 
 def held_bytes(net: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> int:
