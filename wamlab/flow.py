@@ -6,6 +6,7 @@ The network's time input is ``1000 * noise_level``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -70,7 +71,7 @@ def level_weight(noise_level: Tensor, config: NoiseConfig) -> Tensor:
 
 def add_noise(clean: Tensor, noise: Tensor, noise_level: Tensor) -> Tensor:
     """Mix clean data with noise; ``noise_level`` has the leading axes of ``clean``."""
-    level = noise_level.reshape(noise_level.shape + (1,) * (clean.ndim - noise_level.ndim)).to(clean.dtype)
+    level = _beside(clean, noise_level)
     return (1 - level) * clean + level * noise
 
 
@@ -190,3 +191,54 @@ def solver_levels(num_steps: int, shift: float = 5.0) -> Float64[Tensor, " level
 def euler_step(noised: Tensor, velocity: Tensor, level: float, next_level: float) -> Tensor:
     """Move along the probability-flow ODE by one first-order step."""
     return noised + (next_level - level) * velocity
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """The distribution of where a stochastic solver step ends: independent in every entry."""
+
+    mean: Float[Tensor, "*shape"]
+    std: Float[Tensor, " ..."]  # broadcasts against the mean; 0 where the step is deterministic
+
+
+def sde_transition(
+    noised: Tensor, velocity: Tensor, level: Tensor, next_level: Tensor, *, noise_scale: float, level_cap: float
+) -> Gaussian:
+    """Return where a step of the reverse SDE ends that has the ODE's marginals (Flow-GRPO, arXiv 2505.05470, eq. 9).
+
+    Diffusion is ``noise_scale * sqrt(level / (1 - level))``; above ``level_cap``, the second level of the grid, the
+    denominator stays at ``1 - level_cap``. Levels have the leading axes of ``noised``; ``noise_scale`` 0 is the ODE.
+    """
+    level, next_level = _beside(noised, level), _beside(noised, next_level)
+    step = level - next_level
+    diffusion = noise_scale**2 / (1 - level.clamp(max=level_cap))  # its square over the level: no division by 0
+    clean, noise = noised - level * velocity, noised + (1 - level) * velocity
+    mean = (1 - next_level) * clean + (next_level - 0.5 * diffusion * step) * noise
+    return Gaussian(mean, (diffusion * level * step).sqrt())
+
+
+def cps_transition(
+    noised: Tensor, velocity: Tensor, level: Tensor, next_level: Tensor, *, noise_share: float
+) -> Gaussian:
+    """Return where a coefficient-preserving step ends: a ``noise_share`` (0 to 1) of the noise is drawn anew.
+
+    The squares of what noise remains and what is drawn add up to that of the next level, so the last step is noiseless.
+    """
+    level, next_level = _beside(noised, level), _beside(noised, next_level)
+    clean, noise = noised - level * velocity, noised + (1 - level) * velocity
+    angle = 0.5 * math.pi * noise_share
+    return Gaussian((1 - next_level) * clean + next_level * math.cos(angle) * noise, next_level * math.sin(angle))
+
+
+def gaussian_log_prob(value: Tensor, gaussian: Gaussian) -> Tensor:
+    """Return the log-density of every entry, in float32 at least; 0 where the standard deviation is 0."""
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    mean, std = gaussian.mean.to(dtype), gaussian.std.to(dtype)
+    is_random = std > 0
+    safe = torch.where(is_random, std, 1)  # keeps gradients finite where the density is not used
+    density = -0.5 * ((value.to(dtype) - mean) / safe).square() - safe.log() - 0.5 * math.log(2 * math.pi)
+    return torch.where(is_random, density, 0)
+
+
+def _beside(noised: Tensor, level: Tensor) -> Tensor:
+    return level.reshape(level.shape + (1,) * (noised.ndim - level.ndim)).to(noised.dtype)
