@@ -1,0 +1,1 @@
+"""Reinforcement learning: episodes, their schedule and stored state, advantages, objectives."""
