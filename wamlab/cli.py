@@ -16,7 +16,7 @@ import tyro
 from tyro.conf import AvoidSubcommands, Positional
 
 from wamlab.errors import InputError
-from wamlab.recipes.commands import check_numbers, convert_weights, inspect_weights, plan_training, show_robot
+from wamlab.recipes.commands import check_numbers, convert_weights, inspect_weights, plan_training, serve, show_robot
 from wamlab.recipes.datasets import check_data, convert_data, import_video_files, make_data, show_data
 from wamlab.recipes.measure_data import measure_data
 
@@ -149,6 +149,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {  # each prints, and may retur
     "runs": list_all_runs,
     "show": show,
     "play": play,
+    "serve": serve,
     "robot": show_robot,
     "weights inspect": inspect_weights,
     "weights convert": convert_weights,
@@ -172,6 +173,7 @@ USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --hel
   runs                        list the runs
   show [RUN]                  print a run's key figures and write its report
   play [RUN]                  play a run's policy on the tabletop
+  serve [RUN]                 serve a run's policy to clients of public benchmarks: --port 8000
   robot FILE                  check a robot file, also against a dataset; list those that come with the library
   weights inspect PATH        say what a published checkpoint holds and which network it fits
   weights convert SOURCE TARGET --layout LAYOUT

@@ -72,6 +72,16 @@ class Normalizers:
         """Say which of the padded action dimensions the robot has."""
         return np.arange(self.max_action_dim) < _dim(self.action)
 
+    @property
+    def num_actions(self) -> int:
+        """Return how many numbers one of the robot's actions has."""
+        return _dim(self.action)
+
+    @property
+    def num_states(self) -> int:
+        """Return how many numbers the robot's state has."""
+        return _dim(self.state)
+
     def state_to_model(self, state: Num[np.ndarray, "*batch k"]) -> Float32[np.ndarray, "*batch max_k"]:
         """Normalise states and pad them with zeros."""
         return _padded(self.state.to_model(_sized(state, self.state, "state")), self.max_state_dim)

@@ -117,6 +117,55 @@ def plan_training(
         print(f"\n{backtest_table()}\n{on_cpu}")
 
 
+def serve(
+    name: Positional[str] = "",
+    root: Path = Path("runs"),
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    max_batch: int = 32,
+    deadline_ms: float = 10.0,
+    reply: Literal["dict", "array"] = "dict",
+    memory_gib: float = 2.0,
+    idle_s: float = 600.0,
+    seed: int = 0,
+    sampler_steps: int | None = None,
+) -> None:
+    """Serve a run's policy to openpi, RoboArena, DreamZero and MolmoSpaces clients until Ctrl-C.
+
+    Args:
+        name: of the run, its start or a part of it; without one, the newest run
+        root: folder of the runs
+        host: address to listen on; 0.0.0.0 opens it to the network, without any password
+        port: to listen on; 0 takes a free one
+        max_batch: sessions planned in one call; 1 gives each the bits it would get alone
+        deadline_ms: that a request waits for others
+        reply: form of RoboArena's answers; array for DreamZero's own test client
+        memory_gib: for what is kept of sessions; the least recently used are forgotten beyond it
+        idle_s: after which a silent connection is closed and a session forgotten
+        seed: of the sampling noise
+        sampler_steps: network evaluations per chunk; as the recipe says if not given
+    """
+    check_numbers(0, seed=seed)
+    check_numbers(1, sampler_steps=1 if sampler_steps is None else sampler_steps)
+    try:
+        from wamlab.serve.server import PolicyServer, ServeConfig, serve_forever
+    except ModuleNotFoundError as error:
+        raise InputError(f"serving needs the package {error.name}: pip install 'wamlab[serve]'") from None
+    from wamlab.lab.run import find_run
+    from wamlab.recipes.serve import load_session_policy, warm_up
+
+    config = ServeConfig(
+        host, port, max_batch, deadline_ms, reply, memory_gib=memory_gib, idle_s=idle_s
+    )  # fmt: skip
+    run = find_run(root, name)
+    policy = load_session_policy(run, seed=seed, num_sampler_steps=sampler_steps)
+    warm_up(policy)
+    serve_forever(
+        PolicyServer(policy, policy.contract, config),
+        lambda address: print(f"{run.name} at {address}", flush=True),
+    )
+
+
 def check_numbers(least: int | float, **numbers: int | float) -> None:
     """Refuse the first option below ``least`` or not finite."""
     for name, number in numbers.items():

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from jaxtyping import UInt8
+from torch import Tensor
 
 from wamlab.checkpoint import load_weights
 from wamlab.checkpoint_folder import newest_checkpoint
@@ -19,7 +21,7 @@ from wamlab.lab.run import Run
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import recipe_from_dict
 from wamlab.recipes.fit import normalizers_name
-from wamlab.recipes.session import begin, plan
+from wamlab.recipes.session import begin, draw_noise, plan_from
 from wamlab.score.success import SuccessRate, measure_success
 from wamlab.sim.vector import TabletopVector
 from wamlab.speed.config import SpeedConfig
@@ -44,11 +46,16 @@ class WamPolicy:
         bench, robot = self.bench, self.bench.recipe.robot
         canvas = torch.from_numpy(canvas_of(observation.frames, robot)).to(bench.device)
         session = begin(bench, canvas, [robot.instruct(task) for task in observation.instructions])
-        generator = step_generator(self.seed, self.num_calls, bench.device)
+        noise = self.draw_noise(observation, canvas)
         self.num_calls += 1
         state = torch.from_numpy(self.normalizers.state_to_model(observation.state))
-        _, actions = plan(bench, session, state, generator)
+        _, actions = plan_from(bench, session, state, noise)
         return self.normalizers.actions_to_robot(actions.float().cpu().numpy(), observation.state)
+
+    def draw_noise(self, observation: Observation, canvas: UInt8[Tensor, "b h w 3"]) -> tuple[Tensor, Tensor]:
+        """Draw what this call's chunks are sampled from."""
+        generator = step_generator(self.seed, self.num_calls, self.bench.device)
+        return draw_noise(self.bench, canvas, generator)
 
 
 def load_policy(run: Run, *, seed: int = 0, num_sampler_steps: int | None = None, part: int = 0) -> WamPolicy:

@@ -71,21 +71,32 @@ def observe(bench: Workbench, session: Session, frames: UInt8[Tensor, "b t h w 3
     return replace(session, history=history, newest=newest)
 
 
-@torch.no_grad()
-def plan(
-    bench: Workbench, session: Session, state: Float[Tensor, "b k"], generator: torch.Generator
-) -> tuple[Float[Tensor, "b t c h w"], Float[Tensor, "b a j"]]:
-    """Sample the next block of every session: latents, and actions as the network has them (normalised)."""
+def draw_noise(bench: Workbench, first: UInt8[Tensor, "b h w 3"], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw the noise of the next block of sessions with such canvases: latents [b t c h w] and actions [b a j]."""
     recipe = bench.recipe
-    first = session.first
     _, *latent_shape = bench.encoder.video.latent_shape(1, *first.shape[1:3])
-    noise = draw_block_noise(
+    return draw_block_noise(
         len(first),
         (recipe.model.latents_per_block, *latent_shape),
         (recipe.model.actions_per_block, recipe.model.max_action_dim),
         generator,
     )
-    _, condition = bench.encoder.encode_first(first, 1 + recipe.window.frames_per_block)
+
+
+def plan(
+    bench: Workbench, session: Session, state: Float[Tensor, "b k"], generator: torch.Generator
+) -> tuple[Float[Tensor, "b t c h w"], Float[Tensor, "b a j"]]:
+    """Sample the next block of every session: latents, and actions as the network has them (normalised)."""
+    return plan_from(bench, session, state, draw_noise(bench, session.first, generator))
+
+
+@torch.no_grad()
+def plan_from(
+    bench: Workbench, session: Session, state: Float[Tensor, "b k"], noise: tuple[Tensor, Tensor]
+) -> tuple[Float[Tensor, "b t c h w"], Float[Tensor, "b a j"]]:
+    """Sample the next block of every session from noise that ``draw_noise`` drew."""
+    recipe = bench.recipe
+    _, condition = bench.encoder.encode_first(session.first, 1 + recipe.window.frames_per_block)
     with autocast(bench.device, has_bf16=recipe.train.has_bf16):
         return sample_block(
             bench.net,
