@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -152,16 +153,20 @@ def serve(
     except ModuleNotFoundError as error:
         raise InputError(f"serving needs the package {error.name}: pip install 'wamlab[serve]'") from None
     from wamlab.lab.run import find_run
-    from wamlab.recipes.serve import load_session_policy, warm_up
+    from wamlab.recipes.serve import SessionPolicy, load_session_policy, warm_up
 
-    config = ServeConfig(
-        host, port, max_batch, deadline_ms, reply, memory_gib=memory_gib, idle_s=idle_s
-    )  # fmt: skip
+    config = ServeConfig(host, port, max_batch, deadline_ms, reply, memory_gib=memory_gib, idle_s=idle_s)
     run = find_run(root, name)
-    policy = load_session_policy(run, seed=seed, num_sampler_steps=sampler_steps)
-    warm_up(policy)
+
+    def load() -> SessionPolicy:
+        policy = load_session_policy(run, seed=seed, num_sampler_steps=sampler_steps)
+        warm_up(policy)
+        return policy
+
+    executor = ThreadPoolExecutor(1, thread_name_prefix="policy")
+    policy = executor.submit(load).result()
     serve_forever(
-        PolicyServer(policy, policy.contract, config),
+        PolicyServer(policy, policy.contract, config, executor=executor),
         lambda address: print(f"{run.name} at {address}", flush=True),
     )
 

@@ -72,7 +72,10 @@ class SessionPolicy(WamPolicy):
 
 
 def load_session_policy(run: Run, *, seed: int = 0, num_sampler_steps: int | None = None) -> SessionPolicy:
-    """Build a run's policy for serving from its newest checkpoint, averaged weights first."""
+    """Build a run's policy for serving from its newest checkpoint, averaged weights first.
+
+    Do it in the thread that will serve it, if there is a choice: ``PolicyServer`` says why.
+    """
     loaded = load_policy(run, num_sampler_steps=num_sampler_steps)
     return SessionPolicy(loaded.bench, loaded.normalizers, seed=seed)
 
