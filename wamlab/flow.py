@@ -146,6 +146,20 @@ def with_noise_at(
     return FlowExample(batch, seen, Velocity(video=video_noise - batch.latents, actions=action_noise - batch.actions))
 
 
+def video_error(
+    predicted: Velocity, target: Velocity, video_level: Float[Tensor, "b t"], config: NoiseConfig | None = None
+) -> Float[Tensor, "b predicted"]:
+    """Return the weighted squared error of every predicted latent frame, in float32.
+
+    It is cropped to what the network predicts: an odd latent height loses its last row, and a network that
+    ``drops_noisy_first`` leaves out frame 0.
+    """
+    num_frames, _, height, width = predicted.video.shape[1:]
+    video_target, video_level = target.video[:, -num_frames:, :, :height, :width], video_level[:, -num_frames:]
+    error = (predicted.video.float() - video_target.float()).square().mean(dim=(2, 3, 4))
+    return level_weight(video_level, config or NoiseConfig()) * error
+
+
 def velocity_loss(
     predicted: Velocity,
     target: Velocity,
@@ -154,16 +168,9 @@ def velocity_loss(
     action_mask: Bool[Tensor, "b a j"],
     config: NoiseConfig | None = None,
 ) -> LossTerms:
-    """Weighted squared error in float32 (spec: mean over frames; actions over *all* dimensions).
-
-    The video term is cropped to what the network predicts: an odd latent height loses its last row, and a network that
-    ``drops_noisy_first`` leaves out frame 0.
-    """
-    num_frames, _, height, width = predicted.video.shape[1:]
-    video_target, video_level = target.video[:, -num_frames:, :, :height, :width], video_level[:, -num_frames:]
-    video_error = (predicted.video.float() - video_target.float()).square().mean(dim=(2, 3, 4))
+    """Weighted squared error in float32 (spec: mean over frames; actions over *all* dimensions)."""
     config = config or NoiseConfig()
-    video = (level_weight(video_level, config) * video_error).mean()
+    video = video_error(predicted, target, video_level, config).mean()
     error = (predicted.actions.float() - target.actions.float()).square() * action_mask
     action = (level_weight(action_level, config) * error.mean(dim=-1)).mean() if error.numel() else video * 0
     return LossTerms(total=video + config.action_weight * action, video=video.detach(), action=action.detach())
