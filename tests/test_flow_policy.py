@@ -23,6 +23,7 @@ from wamlab.rl.flow_policy import (
     log_prob,
     played_log_prob,
 )
+from wamlab.rl.objectives import PolicyExample, policy_loss
 from wamlab.types import Batch
 
 NUM_STEPS = 4
@@ -99,6 +100,20 @@ def test_the_trainer_finds_the_rollout_s_log_probability(steps: list[int] | None
         next(iter(net.action_decoder.parameters())).mul_(1.5)
     other = log_prob(chain, chain_steps(net, SDE, chain), mask)
     assert (other - played_log_prob(chain, mask)).abs().min() > 5e-3
+
+
+def test_the_policy_loss_of_the_real_network_starts_at_ratio_one_and_reaches_its_action_weights() -> None:
+    net = open_net(2)
+    chain = chain_of(*played(net, SDE))
+    mask, ones = executed(chain), torch.ones(3)
+    example = PolicyExample(chain, mask, played_log_prob(chain, mask), torch.tensor([1.0, -0.5, 0.2]), ones)
+    terms = policy_loss(net, SDE, example)
+    assert terms.ratio_error < 2e-3
+    assert terms.action.item() == pytest.approx(-0.7 / 3, abs=1e-3)
+    terms.total.backward()
+    for weights in (net.action_decoder, net.action_encoder, net.blocks):
+        assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in weights.parameters())
+        assert any(p.grad is not None and p.grad.any() for p in weights.parameters())
 
 
 def test_a_chain_repeats_itself_from_counted_noise() -> None:
