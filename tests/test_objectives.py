@@ -9,7 +9,7 @@ from small_policy import DOUBLE, SDE, SmallNet, batch_of, example_of, play
 from torch import Tensor
 
 from wamlab.errors import InputError
-from wamlab.flow import Gaussian, with_noise
+from wamlab.flow import Gaussian, flow_loss, with_noise
 from wamlab.rl.flow_policy import LogProbConfig, chain_steps, log_prob
 from wamlab.rl.kl import feature_kl, gaussian_kl, sampled_kl
 from wamlab.rl.objectives import (
@@ -136,12 +136,30 @@ def test_micro_batches_add_up_to_the_loss(name: str) -> None:
         example,
         weight=torch.rand(6, dtype=DOUBLE),
         flow=with_noise(example.chain.batch, torch.Generator().manual_seed(3)),
-        is_success=torch.tensor([True, False, False, True, True, False]),
+        is_success=torch.tensor([True, True, False, False, True, False]),
     )
     net, reference = moved(net), partial(chain_steps, moved(net), SDE)
     loss = partial(policy_loss, net, SDE, config=config, reference=reference)
     parts = [loss(example[i : i + 2]).total / 3 for i in (0, 2, 4)]
     assert torch.stack(parts).sum().item() == pytest.approx(loss(example).total.item(), rel=1e-6)
+
+
+def test_the_total_is_the_weighted_sum_of_its_terms() -> None:
+    net = SmallNet()
+    config = PolicyConfig(kl_weight=0.3, entropy_weight=0.2, value_weight=0.7, video_weight=0.6)
+    example = replace(
+        played(net, PolicyConfig()),
+        flow=with_noise(batch_of(torch.zeros(6, 2, dtype=DOUBLE)), torch.Generator().manual_seed(3)),
+        is_success=torch.tensor([True, True, False, False, True, False]),
+        value_target=torch.randn(6, dtype=DOUBLE),
+    )
+    terms = policy_loss(
+        moved(net), SDE, example, config,
+        reference=partial(chain_steps, net, SDE), value_head=lambda batch: batch.state.sum(dim=(1, 2)),
+    )  # fmt: skip
+    wanted = terms.action + 0.3 * terms.kl - 0.2 * terms.entropy + 0.7 * terms.value + 0.6 * terms.video
+    assert terms.total.item() == pytest.approx(wanted.item(), rel=1e-9)
+    assert min(abs(term.item()) for term in (terms.kl, terms.entropy, terms.value, terms.video)) > 1e-4
 
 
 def test_one_chunk_s_probability_rises_with_its_advantage_and_falls_with_its_sign_flipped() -> None:
@@ -216,6 +234,8 @@ def test_only_successful_episodes_teach_the_video() -> None:
     found = success_video_loss(net, example)
     junk = replace(flow.target, video=torch.where(is_success[:, None, None, None, None], flow.target.video, 9.0))
     assert success_video_loss(net, replace(example, flow=replace(flow, target=junk))) == found > 0
+    won = flow._map(lambda tensor: tensor[is_success])
+    assert found.item() == pytest.approx(2 / 6 * flow_loss(net, won).video.item(), rel=1e-6)
     assert success_video_loss(net, replace(example, is_success=torch.zeros(6, dtype=torch.bool))) == 0
     found.backward()
     assert net.video.weight.grad is not None

@@ -83,6 +83,7 @@ def test_a_dropped_group_changes_nothing_and_a_mean_of_means_is_another_update()
     net = SmallNet()
     groups = list(episodes(net, 0, SIMPLE_VLA))
     assert close(summed(net, groups), summed(net, groups[:3]), 1e-15)
+    assert not groups[3].example.weight.any()  # nor would a KL term count it
     means = [
         replace(g, example=replace(g.example, weight=g.example.weight / max(g.divisor, 1)), divisor=1.0) for g in groups
     ]
