@@ -157,7 +157,8 @@ COMMANDS: dict[str, Callable[..., int | None]] = {  # each prints, and may retur
     "demo": demo,
     "bench": bench,
 }
-HELP = [[word, "--help"] for word in ("data", "encode", "train", "weights")]  # of no command that stands alone
+# of no command that stands alone
+HELP = [[word, "--help"] for word in ("ablate", "data", "encode", "train", "weights")]
 USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --help after its name
 
   data make [ROOT]            make a LeRobot dataset of scripted tabletop episodes
@@ -170,6 +171,7 @@ USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --hel
   train RECIPE                train a recipe; any of its fields can be changed, e.g. --model.layers 6
                               (`wamlab train RECIPE --help` lists them)
   encode RECIPE               make the recipe's features beforehand, for --features.mode cached
+  ablate RECIPE               measure what each trick does to the recipe's step, from DreamZero's way to all of them
   runs                        list the runs
   show [RUN]                  print a run's key figures and write its report
   play [RUN]                  play a run's policy on the tabletop
@@ -200,6 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         hints = {
             "train": "; --resume goes on from the last checkpoint",
+            "ablate": "; the same command goes on where this one stopped",
             "encode": "; the same command goes on where this one stopped",
         }
         hint = hints.get(words[0], "") if words else ""
@@ -217,12 +220,15 @@ def _run(words: list[str]) -> int:
         return 0
     if words[0] == "train":
         return _train(words[1:])
+    if words[0] == "ablate":
+        _ablate(words[1:])
+        return 0
     if words[0] == "encode":
         _encode(words[1:])
         return 0
     name = " ".join(words[:2]) if words[0] in ("data", "weights") else words[0]
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, [*COMMANDS, "encode", "train"], n=1, cutoff=0.4)
+        near = difflib.get_close_matches(name, [*COMMANDS, "ablate", "encode", "train"], n=1, cutoff=0.4)
         hint = f'did you mean "{near[0]}"?' if near else "`wamlab --help` lists them"
         raise InputError(f'there is no command "{name}": {hint}')
     return tyro.cli(COMMANDS[name], args=words[len(name.split()) :], prog=f"wamlab {name}") or 0
@@ -238,6 +244,12 @@ def _train(words: list[str]) -> int:
         return torchrun(order.processes, "wamlab.cli", ["train", *words])
     train_recipe(order.recipe, order.runs, is_resumed=order.resume)
     return 0
+
+
+def _ablate(words: list[str]) -> None:
+    from wamlab.recipes.ablate_order import AblateOrder, run_ablation
+
+    run_ablation(_order_of(AblateOrder, "ablate", words))
 
 
 def _encode(words: list[str]) -> None:

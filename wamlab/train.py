@@ -75,7 +75,7 @@ class TrainConfig:
             )
 
 
-def make_optimizer(net: nn.Module, config: TrainConfig) -> Optimizer:
+def make_optimizer(net: nn.Module, config: TrainConfig, *, is_fused: bool = True) -> Optimizer:
     """Return the optimiser over what is trained, with weight decay on matrices only, those of adapters among them.
 
     Muon takes the two-axis weights of the blocks and leaves all others to AdamW. The 8-bit kind is bitsandbytes'
@@ -93,12 +93,16 @@ def make_optimizer(net: nn.Module, config: TrainConfig) -> Optimizer:
         "lr": config.learning_rate, "betas": (config.beta1, config.beta2), "eps": config.epsilon,
     }  # fmt: skip
     if config.optimizer == "adamw":
-        return AdamW(groups, **settings, fused=True)
+        return AdamW(groups, **settings, fused=is_fused)
     if config.optimizer == "muon":
         hidden = {id(p) for name, p in trainable.items() if name.startswith("blocks.") and p.ndim == 2}
         others = [{**group, "params": [p for p in group["params"] if id(p) not in hidden]} for group in groups]
         return Muon(
-            [p for p in matrices if id(p) in hidden], others, **settings, weight_decay=config.weight_decay, fused=True
+            [p for p in matrices if id(p) in hidden],
+            others,
+            **settings,
+            weight_decay=config.weight_decay,
+            fused=is_fused,
         )
     try:
         from bitsandbytes.optim.adamw import AdamW8bit

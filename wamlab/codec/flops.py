@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from wamlab.codec.pretrained import ClipConfig, Umt5Config, WanVaeConfig
 from wamlab.codec.video import GROUP
+from wamlab.codec.wan_vae import VERSIONS
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,14 @@ def video_cost(config: object, num_frames: int, height_px: int, width_px: int) -
     frames = num_frames / VAE_FRAMES
     groups = (1 + (num_frames - 1) / GROUP) / (1 + (VAE_FRAMES - 1) / GROUP)
     share = frames * height_px * width_px / (height * width)
-    return EncoderCost(flops * share, moved * share, round(launches * groups), round(products * groups), 2 * parameters)
+    width = config.settings["base_dim"] / VERSIONS[config.version]["base_dim"]  # of its maps, beside the published
+    return EncoderCost(
+        flops * share * width**2,
+        moved * share * width,
+        round(launches * groups),
+        round(products * groups),
+        2 * parameters * width**2,
+    )
 
 
 def text_cost(config: object, num_tokens: int) -> EncoderCost:

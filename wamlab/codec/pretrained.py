@@ -17,6 +17,8 @@ from wamlab.codec.video import DctCodec, DctConfig
 from wamlab.codec.wan_vae import VERSIONS, read_wan_vae
 from wamlab.errors import InputError, check_range
 
+DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}  # auto: bfloat16 on CUDA, else float32
+
 
 @dataclass(frozen=True)
 class WanVaeConfig:
@@ -27,11 +29,13 @@ class WanVaeConfig:
     prefix: str = ""  # of its keys, inside a bundle
     sizes: Path | None = None  # JSON file of sizes other than the published ones
     memory_gib: int | float = 8.0  # for activations; batches are split to fit
+    dtype: str = "auto"  # "float32" or "bfloat16"; auto takes bfloat16 on CUDA
 
     def __post_init__(self) -> None:
         if self.version not in VERSIONS:
             raise InputError(f'video.version is "{self.version}": give one of {", ".join(VERSIONS)}')
         check_range("video", self, 1e-3, 1e6, "memory_gib")
+        _check_dtype("video", self.dtype)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -56,9 +60,11 @@ class Umt5Config:
     prefix: str = ""
     sizes: Path | None = None
     max_tokens: int = 512
+    dtype: str = "auto"  # as of the autoencoder
 
     def __post_init__(self) -> None:
         check_range("text", self, 1, 65536, "max_tokens")
+        _check_dtype("text", self.dtype)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -88,7 +94,9 @@ class ClipConfig:
         return self.settings["hidden_size"]
 
 
-def make_video_codec(config: DctConfig | WanVaeConfig, device: torch.device) -> VideoCodec:
+def make_video_codec(
+    config: DctConfig | WanVaeConfig, device: torch.device, *, is_compiled: bool = False
+) -> VideoCodec:
     """Build a video codec, reading its weights if it has any."""
     if isinstance(config, DctConfig):
         return DctCodec(config, device)
@@ -98,11 +106,15 @@ def make_video_codec(config: DctConfig | WanVaeConfig, device: torch.device) -> 
         prefix=config.prefix,
         config=config.settings,
         device=device,
+        dtype=DTYPES[config.dtype],
         memory_gib=config.memory_gib,
+        compile_backend="inductor" if is_compiled else None,
     )
 
 
-def make_text_encoder(config: HashTextConfig | Umt5Config, device: torch.device) -> TextEncoder:
+def make_text_encoder(
+    config: HashTextConfig | Umt5Config, device: torch.device, *, has_cache: bool = True
+) -> TextEncoder:
     """Build a text encoder, reading its weights if it has any."""
     if isinstance(config, HashTextConfig):
         return HashTextEncoder(config)
@@ -112,7 +124,9 @@ def make_text_encoder(config: HashTextConfig | Umt5Config, device: torch.device)
         prefix=config.prefix,
         config=config.settings,
         device=device,
+        dtype=DTYPES[config.dtype],
         max_tokens=config.max_tokens,
+        has_cache=has_cache,
     )
 
 
@@ -123,6 +137,11 @@ def make_image_encoder(config: ClipConfig | None, device: torch.device) -> Image
     return read_clip(  # pyright: ignore[reportReturnType]
         config.path, prefix=config.prefix, config=config.settings, device=device
     )
+
+
+def _check_dtype(where: str, dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise InputError(f'{where}.dtype is "{dtype}": give one of {", ".join(DTYPES)}')
 
 
 def _read_sizes(path: Path | None) -> dict[str, Any]:

@@ -66,14 +66,19 @@ class Umt5TextEncoder:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         max_tokens: int = MAX_TOKENS,
+        has_cache: bool = True,
     ) -> None:
-        """Take over a ``transformers.UMT5EncoderModel``; ``dtype`` None means bfloat16 on CUDA, else float32."""
+        """Take over a ``transformers.UMT5EncoderModel``; ``dtype`` None means bfloat16 on CUDA, else float32.
+
+        Without a cache every instruction is encoded each time, at its full padded length, as published training does.
+        """
         import_library("ftfy")
         self.device = torch.device(device)
         self.model: Any = frozen(model, device, dtype)
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.num_encoded = 0
+        self.has_cache = has_cache
         self._cache: dict[str, Tensor] = {}
 
     @cached_property
@@ -84,6 +89,9 @@ class Umt5TextEncoder:
     @torch.no_grad()
     def encode(self, instructions: Sequence[str]) -> Float[Tensor, "b n d"]:
         """Return float32 features, as many as the longest instruction has; places after an end mark are zero."""
+        if not self.has_cache:
+            self.num_encoded += len(instructions)
+            return pad_sequence(self._encoded(instructions), batch_first=True).to(self.device).float()
         if new := [text for text in dict.fromkeys(instructions) if text not in self._cache]:
             self._cache |= dict(zip(new, self._encoded(new), strict=True))
             self.num_encoded += len(new)
@@ -94,7 +102,10 @@ class Umt5TextEncoder:
 
     def _encoded(self, instructions: Sequence[str]) -> list[Float[Tensor, "n d"]]:
         texts = [clean_text(text) for text in instructions]
-        tokens = self.tokenizer(texts, padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt")
+        padding = True if self.has_cache else "max_length"
+        tokens = self.tokenizer(
+            texts, padding=padding, truncation=True, max_length=self.max_tokens, return_tensors="pt"
+        )
         mask = tokens["attention_mask"]
         lengths = mask.sum(dim=1).tolist()
         if max(lengths) == self.max_tokens:
@@ -149,6 +160,7 @@ def read_umt5(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     max_tokens: int = MAX_TOKENS,
+    has_cache: bool = True,
 ) -> Umt5TextEncoder:
     """Read native weights, and a tokenizer from its folder (Wan's checkpoints hold it as ``google/umt5-xxl``)."""
     model = empty_umt5(config)
@@ -156,4 +168,4 @@ def read_umt5(
         raise InputError(f"there is no tokenizer folder {tokenizer}: give Wan's google/umt5-xxl folder")
     words = import_library("transformers").AutoTokenizer.from_pretrained(str(tokenizer))
     load_native_umt5(model, read_tensors(path, prefix))
-    return Umt5TextEncoder(model, words, device=device, dtype=dtype, max_tokens=max_tokens)
+    return Umt5TextEncoder(model, words, device=device, dtype=dtype, max_tokens=max_tokens, has_cache=has_cache)

@@ -8,15 +8,18 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from wamlab.codec.clips import ClipEncoder
 from wamlab.codec.features import FeatureStore, StoredEncoder
+from wamlab.codec.plain import PlainClipEncoder
 from wamlab.codec.pretrained import make_image_encoder, make_text_encoder, make_video_codec
 from wamlab.data.apart import ApartLoader, load_clips_apart
 from wamlab.data.clips import ClipReader
 from wamlab.data.loader import ClipLoader, load_clips
 from wamlab.data.reading import ClipSource
 from wamlab.errors import InputError
+from wamlab.flow import flow_loss
 from wamlab.model.wam import WorldActionModel
 from wamlab.recipes.augment import AugmentingEncoder
 from wamlab.recipes.config import Recipe
@@ -27,8 +30,8 @@ from wamlab.recipes.parts import Part, mixed, open_parts
 from wamlab.speed.clock import Clock
 from wamlab.speed.graph import captured
 from wamlab.speed.ranks import Ranks, read_ranks
-from wamlab.train import noised_examples
-from wamlab.types import Encode, FlowExample
+from wamlab.train import Ema, make_optimizer, noised_examples, train
+from wamlab.types import Encode, FlowExample, StepRecord
 
 
 def choose_device(name: str) -> torch.device:
@@ -88,13 +91,17 @@ class Workbench:
 
     @cached_property
     def encoder(self) -> ClipEncoder:
-        return ClipEncoder(
-            make_video_codec(self.recipe.video, self.device),
-            make_text_encoder(self.recipe.text, self.device),
-            make_image_encoder(self.recipe.image, self.device),
+        recipe, speed = self.recipe, self.recipe.speed
+        kind = ClipEncoder
+        if speed.has_dead_encode or not speed.is_encode_batched:
+            kind = partial(PlainClipEncoder, is_batched=speed.is_encode_batched, has_dead_encode=speed.has_dead_encode)
+        return kind(
+            make_video_codec(recipe.video, self.device, is_compiled=speed.has_compiled_encoders),
+            make_text_encoder(recipe.text, self.device, has_cache=speed.has_text_cache),
+            make_image_encoder(recipe.image, self.device),
             device=self.device,
-            condition=self.recipe.condition,
-            has_relative_video=self.recipe.has_relative_video,
+            condition=recipe.condition,
+            has_relative_video=recipe.has_relative_video,
         )
 
     @cached_property
@@ -131,6 +138,41 @@ class Workbench:
         if not self.recipe.speed.has_graph:
             return None
         return partial(captured, device=self.device, watched=dict(self.net.named_parameters()))
+
+    def optimizer(self) -> Optimizer:
+        """Return a new optimiser of the network."""
+        return make_optimizer(self.net, self.recipe.train, is_fused=self.recipe.speed.is_optimizer_fused)
+
+    def steps(
+        self,
+        optimizer: Optimizer,
+        examples: Generator[FlowExample, None, None],
+        clock: Clock,
+        *,
+        first_step: int = 0,
+        ema: Ema | None = None,
+    ) -> Generator[StepRecord, None, None]:
+        """Take the steps after ``first_step`` with every trick of the recipe, and end the examples."""
+        recipe = self.recipe
+        if recipe.speed.has_compiled_optimizer:
+            from wamlab.speed.compile import compiled_step  # the compiler takes a second to import
+
+            vars(optimizer)["step"] = compiled_step(optimizer)
+        try:
+            yield from train(
+                partial(flow_loss, self.net, config=recipe.noise),
+                examples,
+                optimizer,
+                recipe.train,
+                first_step=first_step,
+                ema=ema,
+                clock=clock,
+                ranks=self.ranks,
+                set_sync=getattr(self.net, "set_requires_gradient_sync", None),  # of a shared network
+                wrap=self.wrap,
+            )
+        finally:
+            examples.close()
 
     def clips(
         self, *, first_step: int = 0, tell: Callable[[LoaderChoice], Any] | None = None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Generator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from tqdm.auto import tqdm
 from wamlab.checkpoint import load_checkpoint, write_checkpoint
 from wamlab.checkpoint_folder import list_checkpoints, newest_checkpoint
 from wamlab.errors import InputError
-from wamlab.flow import flow_loss
 from wamlab.lab.plots import strip_png
 from wamlab.lab.records import append_line, plain, read_json, write_json
 from wamlab.lab.report import flattened
@@ -29,7 +27,7 @@ from wamlab.recipes.evaluate import Evaluation, HeldOut, evaluate, read_held_out
 from wamlab.recipes.parts import fingerprint_of
 from wamlab.recipes.utilization import utilization_of
 from wamlab.speed.clock import Clock
-from wamlab.train import Ema, make_optimizer, train
+from wamlab.train import Ema
 from wamlab.types import StepRecord
 
 LOADER_CHOICES = "loader.jsonl"  # in the run folder: how clips were read and why, a line each time the run began
@@ -115,7 +113,7 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
     A run with a checkpoint continues from its newest one, with the same settings bit for bit.
     """
     recipe, ranks = bench.recipe, bench.ranks
-    optimizer = make_optimizer(bench.net, recipe.train)
+    optimizer = bench.optimizer()
     ema = Ema(bench.net, recipe.train.ema_decay) if recipe.train.ema_decay else None
     first_step = 0
     if list_checkpoints(run.checkpoints):
@@ -133,19 +131,9 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
     )
     saved = saver(bench, run, optimizer, ema)
     examples = bench.examples(clock, first_step=first_step, clips=clips)
-    try:
-        for record in train(
-            partial(flow_loss, bench.net, config=recipe.noise),
-            examples,
-            optimizer,
-            recipe.train,
-            first_step=first_step,
-            ema=ema,
-            clock=clock,
-            ranks=ranks,
-            set_sync=getattr(bench.net, "set_requires_gradient_sync", None),  # of a shared network
-            wrap=bench.wrap,
-        ):
+    steps = bench.steps(optimizer, examples, clock, first_step=first_step, ema=ema)
+    with closing(steps):
+        for record in steps:
             is_last = record.step == recipe.train.num_steps
             is_reported = is_last or record.step % LOADER_EVERY == 0
             loader = (
@@ -162,8 +150,6 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
                 saved(record.step)
             yield record
         saved(None)
-    finally:
-        examples.close()
 
 
 def saver(bench: Workbench, run: Run, optimizer: Optimizer, ema: Ema | None) -> Callable[[int | None], None]:

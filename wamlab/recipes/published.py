@@ -19,6 +19,7 @@ from wamlab.model import presets
 from wamlab.model.lora import LoraConfig
 from wamlab.model.sampler import SamplerConfig
 from wamlab.recipes.config import DataConfig, EvaluationConfig, Recipe, tiny, tiny_long, tiny_video
+from wamlab.recipes.small import small_5b
 from wamlab.train import TrainConfig
 
 WAN_5B = Path("weights/Wan2.2-TI2V-5B")  # folders as they are published
@@ -131,6 +132,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     recipe.__name__: recipe
     for recipe in (
         tiny, tiny_long, tiny_video, libero_5b_1gpu, libero_5b_8gpu, droid_5b_lora_1gpu, droid_14b_8gpu, yam_14b_lora,
+        small_5b,
     )
 }  # fmt: skip
 

@@ -25,8 +25,9 @@ def utilization_of(bench: Workbench) -> Utilization:
     frozen = recipe.train.lora is not None
     executed = own.executed(num_recomputed, has_frozen_weights=frozen)
     if recipe.features.mode == "online":
-        video, _, image = encoder_costs(recipe)  # every instruction is encoded once in a run
-        executed += (1 + (recipe.condition == "grey")) * video.flops + image.flops
+        video, text, image = encoder_costs(recipe)  # every instruction is encoded once in a run
+        num_passes = 1 + (recipe.condition != "none" or recipe.speed.has_dead_encode)
+        executed += num_passes * video.flops + image.flops + (not recipe.speed.has_text_cache) * text.flops
     model = published.executed(has_frozen_weights=frozen)
     peak = peak_of(bench.device)
     if peak is not None and recipe.train.has_bf16:

@@ -40,8 +40,14 @@ class SpeedConfig:
     recompute: str = "none"  # "all": every block forgets its activations and computes them again in backward
     compile: str = "off"  # "blocks": each block of the network becomes one compiled graph
     compile_mode: str = "default"  # or "max-autotune-no-cudagraphs", "reduce-overhead"
+    has_compiled_encoders: bool = False  # the autoencoder's forward pass, three to five graphs a shape
+    has_compiled_optimizer: bool = False  # of AdamW; seconds for every hundred parameters
     has_graph: bool = False  # capture forward and backward as one CUDA graph; elsewhere they run as they are
     shard: ShardConfig | None = None  # how several processes share the network; None: the defaults of ShardConfig
+    is_optimizer_fused: bool = True  # off: a loop over parameters (CPU) or lists of them (CUDA)
+    is_encode_batched: bool = True  # off: clips are encoded one by one
+    has_text_cache: bool = True  # off: instructions are encoded in every step, at their full padded length
+    has_dead_encode: bool = False  # encode a condition that the network does not read, as published 5B training does
 
     def __post_init__(self) -> None:
         for name, value, known in (

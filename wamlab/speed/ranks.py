@@ -99,14 +99,20 @@ def leave_ranks() -> None:
         dist.destroy_process_group()
 
 
+def torchrun_command(num_processes: int, module: str, words: Sequence[str]) -> list[str]:
+    """Return the command that runs ``python -m module words`` in several processes of this machine."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+    return [*start, "-m", module, *words]
+
+
 def torchrun(num_processes: int, module: str, words: Sequence[str]) -> int:
     """Run ``python -m module words`` in several processes of this machine, stop all when one fails; return the status.
 
     An interrupt of this one ends all of them before it is raised.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+    command = torchrun_command(num_processes, module, words)
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_processes))} | os.environ
-    with subprocess.Popen([*command, "-m", module, *words], env=environment) as agent:
+    with subprocess.Popen(command, env=environment) as agent:
         try:
             return agent.wait()
         except KeyboardInterrupt:

@@ -1,0 +1,141 @@
+"""The effect of each trick: the same steps from the official baseline to all tricks, one by one, and without each.
+
+Every turn is a fresh process that reads the same samples in the same order with the same seeds; turns of all variants
+alternate. The whole result is ``ablation.json`` in the ablation's folder, which ``lab/ablation.py`` draws.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from wamlab.errors import InputError
+from wamlab.lab.ablation import FSDP2, FULL, OFFICIAL, RESULT
+from wamlab.lab.environment import describe_environment
+from wamlab.lab.records import plain, read_json, write_json
+from wamlab.recipes.config import Recipe
+from wamlab.recipes.tricks import TRICKS, Trick, fsdp2_base, official_baseline, with_tricks
+from wamlab.speed.ranks import torchrun_command
+
+NUM_WARMUP = 2  # steps: the first compiles, the second fills what is read ahead
+
+
+@dataclass(frozen=True)
+class AblationConfig:
+    """How long and how often each variant trains."""
+
+    num_steps: int = 4  # measured, after the warm-up
+    num_rounds: int = 3  # turns of each variant, in alternation
+    num_processes: int = 1
+    has_leave_one_out: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "num_rounds", "num_processes"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}: give at least 1")
+
+
+def list_variants(recipe: Recipe, tricks: Sequence[Trick], config: AblationConfig) -> dict[str, Recipe]:
+    """Return the recipes to compare by name: both baselines, tricks added one by one, all, all but each."""
+    found = {OFFICIAL: official_baseline(recipe, tricks), FSDP2: fsdp2_base(recipe, tricks)}
+    for number, trick in enumerate(tricks[:-1], 1):
+        found[f"+ {trick.name}"] = with_tricks(recipe, tricks[:number], tricks)
+    found[FULL] = with_tricks(recipe, tricks, tricks)
+    if config.has_leave_one_out:
+        for trick in tricks[:-1]:  # without the last they are those before it
+            others = [other for other in tricks if other is not trick]
+            found[f"all but {trick.name}"] = with_tricks(recipe, others, tricks)
+    num_steps = NUM_WARMUP + config.num_steps
+    return {name: replace(r, train=replace(r.train, num_steps=num_steps)) for name, r in found.items()}
+
+
+def ablate(
+    variants: Mapping[str, Recipe],
+    folder: Path,
+    config: AblationConfig,
+    *,
+    tricks: Sequence[Trick] = TRICKS,
+    left_out: Mapping[str, str] | None = None,
+) -> Generator[tuple[str, dict[str, Any]], None, dict[str, Any]]:
+    """Take all turns, yielding (variant, turn) as each ends; write and return the whole result.
+
+    A folder that holds finished turns is gone on with. A turn that fails is noted with its last line, and its variant
+    is not tried again. Raises InputError where the folder is of other variants.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    described = {name: plain(asdict(recipe)) for name, recipe in variants.items()}
+    result: dict[str, Any] = {
+        "config": asdict(config),
+        "tricks": [trick.name for trick in tricks],
+        "left_out": dict(left_out or {}),
+        "environment": describe_environment(),
+        "turns": {name: [] for name in variants},
+        "failures": {},
+        "variants": described,
+    }
+    if (folder / RESULT).exists():
+        before = read_json(folder / RESULT)
+        if before["variants"] != described or before["config"]["num_processes"] != config.num_processes:
+            raise InputError(f"{folder} holds an ablation of other variants: give another folder")
+        result |= {name: before[name] for name in ("turns", "failures")}
+    for number in range(config.num_rounds):
+        for name, recipe in variants.items():
+            if len(result["turns"][name]) > number or name in result["failures"]:
+                continue
+            try:
+                turn = run_turn(recipe, folder, config.num_processes)
+            except RuntimeError as error:
+                warnings.warn(f"{name}: {error}", stacklevel=2)
+                result["failures"][name] = str(error)
+            else:
+                result["turns"][name].append(turn)
+                yield name, turn
+            write_json(folder / RESULT, result)
+    return result
+
+
+def run_turn(recipe: Recipe, folder: Path, num_processes: int = 1) -> dict[str, Any]:
+    """Train a few steps in a process of its own, or several; return what it says. Raises RuntimeError if it fails."""
+    config, found = folder / "turn.json", folder / "turn_result.json"
+    write_json(config, asdict(recipe))
+    found.unlink(missing_ok=True)
+    words = [str(config), str(found), str(NUM_WARMUP)]
+    module = "wamlab.recipes.ablate_turn"
+    command = [sys.executable, "-m", module, *words]
+    if num_processes > 1:
+        command = torchrun_command(num_processes, module, words)
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_processes))}
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(folder.parent.resolve() / "compiled")}
+    log = folder / "turn.log"
+    with log.open("w") as stream:
+        done = subprocess.run(command, env=threads | cache | os.environ, stdout=stream, stderr=subprocess.STDOUT)
+    if done.returncode or not found.exists():
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if "Error" in line]
+        said = (errors or lines or ["it said nothing"])[-1][:300]
+        raise RuntimeError(f"stopped with status {done.returncode}: {said}")
+    turn = read_json(found)
+    config.unlink()
+    found.unlink()
+    return turn
+
+
+def prepare_features(recipe: Recipe, tricks: Sequence[Trick], *, say: Callable[[str], Any] = print) -> float:
+    """Fill the feature store that the variants with stored features read; return seconds a window that was missing."""
+    from wamlab.recipes.build import Workbench
+    from wamlab.recipes.encode import encode_features
+
+    if "stored features" not in {trick.name for trick in tricks}:
+        return 0.0
+    bench = Workbench(replace(recipe, features=replace(recipe.features, mode="cached-if-present")))
+    num_before, start_s = len(bench.store.windows), time.perf_counter()
+    say(f"features for the variants that read them: {encode_features(bench)}")
+    num_new = len(Workbench(bench.recipe).store.windows) - num_before
+    return (time.perf_counter() - start_s) / num_new if num_new > 0 else 0.0
