@@ -8,6 +8,8 @@ so that numbers and lifetimes are the same; what lies on the host then counts as
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +19,32 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from wamlab.speed.tree import flat
 
-_host: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+class _Host:
+    """Storages that stand for host memory where the device is the host itself."""
+
+    def __init__(self) -> None:
+        self.storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self.is_making = False
+
+    @contextmanager
+    def being_made(self) -> Iterator[None]:
+        self.is_making = True
+        try:
+            yield
+        finally:
+            self.is_making = False
+
+    def add(self, tensor: Tensor) -> None:
+        self.storages.add(tensor.untyped_storage())
+
+
+_host = _Host()
 
 
 def is_on_host(storage: torch.UntypedStorage) -> bool:
-    """Say whether a storage stands for host memory, also where the device is the host itself."""
-    return storage in _host
+    """Say whether a storage, or one that comes into being now, stands for host memory on a device that is the host."""
+    return _host.is_making or storage in _host.storages
 
 
 class Offload:
@@ -58,7 +80,7 @@ class Offload:
 class _Copy:
     """A storage on the host, and on the device again from ``fetch`` to the last use of a tensor that lies in it."""
 
-    host: Tensor  # bytes
+    host: Tensor  # all values of the storage
     device: torch.device
     copied: torch.Event | None
     back: Tensor | None = None
@@ -114,7 +136,7 @@ class _Saving:
         key = (_key(tensor), tensor._version)
         copy, alive = self.known.get(key, (None, None))
         if copy is None or alive is None or alive() is None:  # an address may be taken anew
-            copy = _to_host(storage, tensor.device)
+            copy = _to_host(tensor)
             self.known[key] = (copy, weakref.ref(storage))
             self.order.append(weakref.ref(copy))
         return _Packed(copy, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
@@ -123,7 +145,8 @@ class _Saving:
         if isinstance(packed, Tensor):
             return packed
         packed.copy.bring(_side_stream(packed.copy.device))
-        whole = packed.copy.use().view(packed.dtype)
+        whole = packed.copy.use()
+        whole = whole if whole.dtype == packed.dtype else whole.view(packed.dtype)
         return whole.as_strided(packed.size, packed.stride, packed.offset)
 
     def finish(self) -> None:
@@ -154,15 +177,18 @@ def _key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _to_host(storage: torch.UntypedStorage, device: torch.device) -> _Copy:
-    whole = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)  # pyright: ignore[reportArgumentType]
+def _to_host(tensor: Tensor) -> _Copy:
+    """Copy the whole storage that a tensor lies in."""
+    num_values = tensor.untyped_storage().nbytes() // tensor.element_size()
+    whole, device = tensor.detach().as_strided((num_values,), (1,), 0), tensor.device
     stream = _side_stream(device)
     if stream is None:
-        host = torch.empty_like(whole)
-        _host.add(host.untyped_storage())
+        with _host.being_made():
+            host = torch.empty_like(whole)
+            _host.add(host)
         return _Copy(host.copy_(whole), device, None)
     with torch.cuda.stream(stream):
         stream.wait_stream(torch.cuda.current_stream(device))
-        host = torch.empty(whole.shape, dtype=torch.uint8, pin_memory=True).copy_(whole, non_blocking=True)
+        host = torch.empty(num_values, dtype=whole.dtype, pin_memory=True).copy_(whole, non_blocking=True)
         whole.record_stream(stream)
         return _Copy(host, device, stream.record_event())
