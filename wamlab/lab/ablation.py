@@ -137,8 +137,9 @@ def split_figure(result: Result, variants: Sequence[str] | None = None) -> Any:
             orientation="h",
             marker_color=LIGHT[part_color(part)],
         )
-    figure.update_layout(barmode="stack", height=120 + 26 * len(chosen), legend={"orientation": "h", "y": 1.12})
-    return _styled(figure, "", "ms a step", is_horizontal=True)
+    figure.update_layout(barmode="stack", height=180 + 26 * len(chosen))
+    figure.update_layout(legend={"traceorder": "normal"})
+    return _styled(figure, "Where a step goes", "ms a step", is_horizontal=True)
 
 
 def _part_s(result: Result, variant: str, part: str) -> float:
@@ -158,11 +159,12 @@ def write_figures(folder: Path | str) -> Path:
     """Write a page with the table and both figures that needs nothing else, and return its path."""
     result = read_ablation(folder)
     environment = result["environment"]
-    hardware = environment["gpus"] or environment["cpu"]
+    devices = environment["gpus"] or [environment["cpu"]]
+    hardware = ", ".join(str(device["name"]) for device in devices)
     parts = [
         "<!doctype html><meta charset='utf-8'><title>ablation</title>",
-        "<style>body{font:15px system-ui;max-width:1100px;margin:24px auto}td,th{padding:3px 8px}</style>",
-        f"<h1>What each trick does</h1><p>{escape(str(hardware))}</p>",
+        "<style>body{font:14px system-ui;max-width:1180px;margin:24px auto}td,th{padding:3px 6px}</style>",
+        f"<h1>What each trick does</h1><p>{escape(hardware)}</p>",
         ablation_table(result)._repr_html_(),
         waterfall_figure(result).to_html(full_html=False, include_plotlyjs=True),
         split_figure(result).to_html(full_html=False, include_plotlyjs=False),

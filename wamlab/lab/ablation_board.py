@@ -47,7 +47,8 @@ class AblationBoard:
         folder = self.folder / marks
         folder.mkdir(parents=True, exist_ok=True)
         self.newest = folder
-        command = [sys.executable, "-m", "wamlab.cli", *self.words, "--folder", str(folder), "--tricks", *chosen]
+        program = Path(sys.executable).with_name("wamlab")  # of this kernel's environment, which PATH may lack
+        command = [str(program), *self.words, "--folder", str(folder), "--tricks", *chosen]
         with (folder / "board.log").open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         self.start_button.disabled, self.stop_button.disabled = True, False
