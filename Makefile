@@ -21,7 +21,7 @@ demo: setup
 	$(BIN)/wamlab demo
 
 test: setup lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 	env WAMLAB_SMOKE=1 $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 120 --nbval-kernel-startup-timeout 60 notebooks
 
 lint: setup

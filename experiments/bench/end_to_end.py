@@ -50,7 +50,7 @@ def run(*, is_quick: bool) -> dict[str, Any]:
     tricks, left_out = choose_tricks(recipe, device)
     for name, why in left_out.items():
         print(f"without {name}: {why}")
-    config = AblationConfig(num_steps=3, num_rounds=3)
+    config = AblationConfig(num_steps=2, num_rounds=2)
     is_compiled = not is_quick or _has_compiled(HOME.parent)
     if is_quick:
         config = AblationConfig(num_steps=2, num_rounds=1, has_leave_one_out=False)

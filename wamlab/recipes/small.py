@@ -57,7 +57,7 @@ def small_5b(home: Path = HOME) -> Recipe:
             dim=384, layers=16, heads=6, ffn_dim=1792, text_dim=512, has_image=False,
             actions_per_block=8, max_blocks=4,
         ),
-        train=TrainConfig(num_steps=1000, batch_size=2, learning_rate=1e-3, warmup_fraction=0.001),
+        train=TrainConfig(num_steps=1000, batch_size=4, learning_rate=1e-3, warmup_fraction=0.001),
         evaluation=EvaluationConfig(every=1000, num_clips=2),
         features=FeatureConfig(root=home / "features", num_variants=1),
     )  # fmt: skip
