@@ -72,11 +72,19 @@ def make_small_5b(home: Path = HOME) -> None:
         style = Style(tail_ticks=TAIL_TICKS)
         episodes = play_episodes(("reach",), NUM_EPISODES, seed=0, style=style, size=(SIDE_PX, SIDE_PX))
         write_dataset(episodes, home / "data", robot_type="tabletop")
+    write_random_encoders(home, VAE_SIZES, TEXT_SIZES)
+
+
+def write_random_encoders(home: Path, vae_sizes: Path, text_sizes: Path) -> None:
+    """Write ``vae.safetensors``, ``text.safetensors`` and a tokenizer of the real libraries, of sizes from JSON files.
+
+    The weights are random, the same for the same sizes; needs the extra wan.
+    """
     _write_tokenizer(home / "tokenizer")
     torch.manual_seed(0)
     transformers, diffusers = import_library("transformers"), import_library("diffusers")
-    text = transformers.UMT5EncoderModel(transformers.UMT5Config(**json.loads(TEXT_SIZES.read_text("utf-8"))))
-    vae = diffusers.AutoencoderKLWan(**(VERSIONS["2.2"] | json.loads(VAE_SIZES.read_text("utf-8"))))
+    text = transformers.UMT5EncoderModel(transformers.UMT5Config(**json.loads(text_sizes.read_text("utf-8"))))
+    vae = diffusers.AutoencoderKLWan(**(VERSIONS["2.2"] | json.loads(vae_sizes.read_text("utf-8"))))
     for name, module, sources in (("text", text, umt5_sources(text)), ("vae", vae, wan_vae_sources(vae))):
         tensors = {key: tensor.clone().contiguous() for key, tensor in to_native(module, sources).items()}
         partial = home / f"{name}.partial"
