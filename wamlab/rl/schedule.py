@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -43,7 +43,13 @@ class Scheduler:
     """Queue of episodes and who plays what."""
 
     def __init__(
-        self, jobs: Sequence[Job], workers: Sequence[WorkerLimits], rule: Rule, config: ScheduleConfig | None = None
+        self,
+        jobs: Sequence[Job],
+        workers: Sequence[WorkerLimits],
+        rule: Rule,
+        config: ScheduleConfig | None = None,
+        *,
+        notes: Mapping[int, GroupNotes] | None = None,  # of episodes that are done already, by group
     ) -> None:
         if not workers or not jobs:
             raise InputError(f"a schedule needs episodes and workers, got {len(jobs)} and {len(workers)}")
@@ -52,7 +58,7 @@ class Scheduler:
         self.jobs = {job.key: job for job in jobs}
         if len(self.jobs) < len(jobs):
             raise InputError("two episodes have the same group and member")
-        self.groups = {job.group: GroupNotes(job.cap) for job in jobs}
+        self.groups = {job.group: GroupNotes(job.cap) for job in jobs} | dict(notes or {})
         self.running: list[dict[JobKey, Order]] = [{} for _ in workers]
         self.lost: set[int] = set()
         self.num_left = sum(not job.is_done for job in jobs)
@@ -98,8 +104,9 @@ class Scheduler:
 
         A segment that was given to another worker meanwhile counts for whoever ends it first.
         """
-        self.running[worker].pop(order.key, None)
-        self._reserved[worker].pop(order.key, None)
+        if self.running[worker].get(order.key) == order:  # not a newer one for the same episode
+            del self.running[worker][order.key]
+            del self._reserved[worker][order.key]
         job = self.jobs[order.key]
         if job.is_done or job.num_chunks != order.from_chunk:
             return False
@@ -149,6 +156,10 @@ class Scheduler:
         if chunk_s is not None:
             self._chunk_s[worker] = chunk_s
 
+    def is_silent(self, worker: int, now_s: float) -> bool:
+        """Say whether a worker has said nothing for too long."""
+        return now_s - self._last_heard_s.get(worker, 0.0) > self.config.silent_s
+
     def stragglers(self, now_s: float) -> list[int]:
         """Return workers with orders that are silent, or slower than the others by the configured deviations.
 
@@ -161,9 +172,8 @@ class Scheduler:
         for worker, held in enumerate(self.running):
             if not held or worker in self.lost:
                 continue
-            is_silent = now_s - self._last_heard_s.get(worker, now_s) > self.config.silent_s
             slow_s = middle_s + self.config.num_deviations * deviation_s
-            if is_silent or (len(times_s) > 2 and self._chunk_s.get(worker, 0.0) > slow_s):
+            if self.is_silent(worker, now_s) or (len(times_s) > 2 and self._chunk_s.get(worker, 0.0) > slow_s):
                 found.append(worker)
         return found
 

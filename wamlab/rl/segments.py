@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,15 @@ class Segment:
 def segment_name(iteration: int, group: int, member: int, num_chunks: int) -> str:
     """Return the name under which a segment is stored."""
     return f"{iteration}-{group}-{member}-{num_chunks}"
+
+
+def joined_segment(pieces: Sequence[Segment]) -> Segment:
+    """Put the chunks of an episode's segments, each with its own alone, behind one another."""
+    if not pieces:
+        raise InputError("an episode needs at least one segment")
+    names = pieces[0].chunks.keys()
+    chunks = {name: np.concatenate([piece.chunks[name] for piece in pieces]) for name in names}
+    return replace(pieces[-1], chunks=chunks)
 
 
 def segment_to_tensors(segment: Segment) -> dict[str, Tensor]:
