@@ -16,6 +16,7 @@ from wamlab.model.wam import WorldActionModel
 from wamlab.speed.clock import PARTS, Clock
 from wamlab.speed.peaks import measure_matmul_peak
 from wamlab.speed.trace import traced
+from wamlab.speed.trace_split import split_of_trace
 from wamlab.speed.utilization import Utilization, summarize_steps
 from wamlab.train import TrainConfig, make_optimizer, noised_examples, train
 from wamlab.types import Batch, StepRecord
@@ -50,7 +51,32 @@ def test_a_trace_of_chosen_steps_opens_and_names_the_parts(tmp_path: Path) -> No
         events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
         assert all({"name", "ts", "dur", "pid", "tid"} <= event.keys() for event in events)
         assert {"data", "encode", "forward", "backward", "optimizer"} <= {event["name"] for event in events}
+        split = split_of_trace(tmp_path / "traces" / name)
+        assert 0 < split["compute"] < 60
+        assert (split["h2d"], split["communication"]) == (0, 0)
     assert {"data", "h2d", "encode", "forward", "backward", "communication", "optimizer"} == set(PARTS)
+
+
+def test_a_trace_tells_copies_and_collectives_from_what_computes_beside_them(tmp_path: Path) -> None:
+    def event(kind: str, name: str, start: int, end: int) -> dict:
+        return {"ph": "X", "cat": kind, "name": name, "tid": 7, "ts": start * 1e6, "dur": (end - start) * 1e6}
+
+    events = [
+        event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 0, 2),
+        event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 0, 9),
+        event("kernel", "ncclDevKernel_AllGather_RING_LL", 2, 8),
+        event("kernel", "gemm", 3, 5),
+        event("kernel", "gemm", 4, 6),
+        event("kernel", "softmax", 7, 12),
+        event("cpu_op", "aten::mm", 0, 50),
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    wanted = {"compute": 8.0, "h2d": 2.0, "communication": 6.0, "exposed_communication": 2.0}  # 2..3 and 6..7
+    assert split_of_trace(path) == pytest.approx(wanted)
+    path.write_text("{")
+    with pytest.raises(InputError, match="is no trace of a step"):
+        split_of_trace(path)
 
 
 def test_a_traced_run_that_is_left_early_closes_its_source(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-# Of a training step, in order. Nothing times h2d and communication yet; a captured step has one "forward and backward".
+# Of a training step, in order; a captured step has one "forward and backward". What overlaps with them, h2d and
+# communication, is read from traces (trace_split.py).
 PARTS = ("data", "h2d", "encode", "forward", "backward", "communication", "optimizer")
 
 
