@@ -92,6 +92,44 @@ def test_a_full_window_slides_or_restarts(root: Path) -> None:
     assert sizes["restart"] == [1, 2, 3, 1, 2, 3, 1]
 
 
+@pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
+@torch.no_grad()
+def test_sessions_of_any_length_and_text_go_on_together_as_alone(root: Path, guidance_scale: float) -> None:
+    """Four sessions, 0 to 4 blocks old (the oldest has slid), take in a block and plan in one call each."""
+    bench = opened(Workbench(recipe_of(root, guidance_scale=guidance_scale)))
+    texts = ["go", "reach the red circle", "go to the blue square now", "go"]
+    frames = torch.randint(0, 255, (4, 1 + 4 * 5, 32, 64, 3), dtype=torch.uint8)
+    ages = (0, 1, 2, 4)
+    old = [streamed(bench, frames[i], texts[i], age)[-1] for i, age in enumerate(ages)]
+    newest = torch.stack([frames[i, 1 + 4 * age : 5 + 4 * age] for i, age in enumerate(ages)])
+    alone = [session.observe(bench, seen, newest[i : i + 1]) for i, seen in enumerate(old)]
+    together = session.observe_each(bench, old, newest)
+    assert [seen.history.num_frames for seen in together] == [2, 3, 3, 3]
+    noise = session.draw_noise(bench, frames[:, 0], torch.Generator().manual_seed(0))
+    state = torch.randn(4, 5)
+    found = session.plan_from(bench, session.join(together), state, noise)
+    for i, seen in enumerate(alone):
+        wanted = session.plan_from(bench, seen, state[i : i + 1], (noise[0][i : i + 1], noise[1][i : i + 1]))
+        for ours, theirs in zip(found, wanted, strict=True):
+            assert torch.allclose(ours[i], theirs[0], atol=2e-5)
+    assert (found[1][0] - found[1][1]).abs().max() > 1e-2  # they do differ
+
+
+@torch.no_grad()
+def test_what_is_joined_parts_into_the_same_bits_in_memory_of_its_own(root: Path) -> None:
+    bench = opened(Workbench(recipe_of(root)))
+    frames = torch.randint(0, 255, (2, 5, 32, 64, 3), dtype=torch.uint8)
+    old = [streamed(bench, frames[i], text, i)[-1] for i, text in enumerate(("go", "reach the red circle"))]
+    together = session.join(old)
+    for before, after in zip(old, session.part(together), strict=True):
+        assert before.history.past is not None and after.history.past is not None
+        for ours, theirs in zip(sum(after.history.past, ()), sum(before.history.past, ()), strict=True):
+            assert torch.equal(ours, theirs)
+            assert ours.untyped_storage().nbytes() == ours.nbytes
+    with pytest.raises(InputError, match="observe_each takes them"):
+        session.observe(bench, together, frames[:, :4])
+
+
 def test_wrong_sessions_are_refused(root: Path) -> None:
     bench = opened(Workbench(recipe_of(root)))
     seen = session.begin(bench, torch.zeros(1, 32, 64, 3, dtype=torch.uint8), ["reach"])

@@ -149,7 +149,7 @@ EXPLICIT_UP_TO = 2048  # keys; the scores of longer sequences take too much memo
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Attend to every key; axes (b, heads, tokens, head_dim). ``bias`` (keys) is added to the logits.
+    """Attend to every key; axes (b, heads, tokens, head_dim). ``bias`` (keys) or (b, keys) is added to the logits.
 
     Compiled for a CPU, plain products and a softmax that keep the scores train faster than the fused kernel, whose
     backward pass computes them again.
@@ -158,6 +158,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
     is_explicit = torch.compiler.is_compiling() and torch.is_grad_enabled() and key.shape[2] <= EXPLICIT_UP_TO
     if is_explicit and query.device.type == "cpu":
         scores = (query * query.shape[-1] ** -0.5) @ key.mT
-        return (scores if bias is None else scores + bias).softmax(dim=-1) @ value
-    mask = None if bias is None else bias.expand(query.shape[2], -1)
+        return (scores if bias is None else scores + bias[..., None, None, :]).softmax(dim=-1) @ value
+    mask = None if bias is None else bias.expand(query.shape[2], -1) if bias.ndim == 1 else bias[:, None, None]
     return scaled_dot_product_attention(query, key, value, attn_mask=mask)

@@ -36,7 +36,7 @@ class CrossKeys:
 
     text_key: Tensor
     text_value: Tensor
-    text_bias: Tensor | None = None
+    text_bias: Tensor | None = None  # (tokens), or (b, tokens) of sessions whose texts differ in length
     image_key: Tensor | None = None
     image_value: Tensor | None = None
 
@@ -91,7 +91,7 @@ class SelfAttention(nn.Module):
             for x in (self.norm_q(self.q(tokens[:, live])), self.norm_k(self.k(tokens)), self.v(tokens))
         )
         return (
-            rotate(query, rotation[live]).transpose(1, 2),
+            rotate(query, rotation[..., live, :, :]).transpose(1, 2),
             rotate(key, rotation).transpose(1, 2),
             value.transpose(1, 2),
         )
@@ -185,8 +185,11 @@ class Block(nn.Module):
         *,
         is_last: bool = False,
         num_streams: int = 1,
+        past_bias: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Run the cached form: the last ``num_states`` tokens see themselves, all others the past and every token.
+
+        ``past_bias`` (b, past tokens) hides what fills up the pasts of shorter sessions.
 
         Returns the tokens and their own rotated keys and values. ``is_last`` says that nobody reads the tokens: then
         only keys and values are computed. Tokens that read ``num_streams`` contexts, one after another in ``cross``,
@@ -202,7 +205,8 @@ class Block(nn.Module):
             (key, value) if past is None else (torch.cat(pair, dim=2) for pair in zip(past, (key, value), strict=True))
         )
         num_seeing = tokens.shape[1] - num_states
-        seen = attend(query[:, :, :num_seeing], keys, values)
+        bias = None if past_bias is None else F.pad(past_bias, (0, key.shape[2]))
+        seen = attend(query[:, :, :num_seeing], keys, values, bias)
         seen = torch.cat([seen, value[:, :, num_seeing:]], dim=2) if num_states else seen
         return self._finish(tokens, seen, cross, parts, runs, num_streams), (key, value)
 

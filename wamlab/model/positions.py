@@ -14,15 +14,15 @@ from wamlab.model.attention import Layout
 def rotate(tokens: Tensor, rotation: Tensor) -> Tensor:
     """Rotate interleaved pairs of the last axis: tokens (b, l, heads, head_dim), rotation (l, head_dim / 2, 2).
 
-    Angles come from float64 and are applied in float32.
+    A rotation may also lead with the batch axis. Angles come from float64 and are applied in float32.
     """
     pairs = tokens.float().unflatten(-1, (-1, 2))
     if torch.compiler.is_compiling():  # the compiler cannot fuse complex numbers
         even, odd = pairs.unbind(-1)
-        cos, sin = rotation[:, None].unbind(-1)
+        cos, sin = rotation[..., None, :, :].unbind(-1)
         turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
     else:
-        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(rotation)[:, None])
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(rotation)[..., None, :])
     return turned.flatten(-2).type_as(tokens)
 
 

@@ -18,7 +18,7 @@ from wamlab.errors import InputError, check_range
 from wamlab.model.attention import Layout
 from wamlab.model.block import Block, Context, RmsNorm, Runs
 from wamlab.model.kv_cache import History
-from wamlab.model.positions import place_code, step_rotation, window_rotation
+from wamlab.model.positions import place_code, window_rotation
 from wamlab.model.tokens import (
     ActionEncoder,
     CategoryLinear,
@@ -220,7 +220,7 @@ class WorldActionModel(nn.Module):
         _, slots = self._time(torch.zeros(len(latents), 1, dtype=torch.float64, device=latents.device))
         _, rotation = self._rotations(history, latents)
         tokens = video.flatten(1, 2)
-        num_streams = history.num_streams(len(tokens))
+        num_streams, bias = history.num_streams(len(tokens)), history.past_bias
         past = []
         for index, block in enumerate(self.layers):
             held = history.past[index] if history.past else None
@@ -228,14 +228,15 @@ class WorldActionModel(nn.Module):
             is_last = index == len(self.layers) - 1
             own = held if num_streams == 1 or held is None else (held[0][: len(tokens)], held[1][: len(tokens)])
             tokens, new = block.step(
-                tokens, slots, rotation[: tokens.shape[1]], history.cross[index], own, 0, runs,
-                is_last=is_last, num_streams=num_streams,
+                tokens, slots, rotation, history.cross[index], own, 0, runs,
+                is_last=is_last, num_streams=num_streams, past_bias=bias,
             )  # fmt: skip
             if num_streams > 1:  # from here on they differ
                 new = (new[0].repeat(num_streams, 1, 1, 1), new[1].repeat(num_streams, 1, 1, 1))
+                rotation, bias = history.spread(rotation, num_streams)
                 slots, num_streams = slots.repeat(num_streams, 1, 1, 1), 1
-            past.append(new if held is None else tuple(torch.cat(pair, dim=2) for pair in zip(held, new, strict=True)))
-        return History(history.cross, tuple(past), history.num_frames + num_frames)
+            past.append(new if held is None else (torch.cat((held[0], new[0]), 2), torch.cat((held[1], new[1]), 2)))
+        return history.grown(tuple(past), num_frames)
 
     def denoise(
         self,
@@ -264,16 +265,17 @@ class WorldActionModel(nn.Module):
         time, slots = self._time(levels)
         runs: Runs = ((1, num_frames * frame_tokens), (1, num_actions), (1, state.shape[1]))
         rotation, _ = self._rotations(history, latents)
-        num_streams = history.num_streams(len(tokens))
+        num_streams, bias = history.num_streams(len(tokens)), history.past_bias
         for block, cross, past in zip(self.layers, history.cross, history.past or (), strict=True):
             own = past if num_streams == 1 else (past[0][: len(tokens)], past[1][: len(tokens)])
-            tokens, _ = block.step(tokens, slots, rotation, cross, own, state.shape[1], runs, num_streams=num_streams)
+            tokens, _ = block.step(
+                tokens, slots, rotation, cross, own, state.shape[1], runs, num_streams=num_streams, past_bias=bias
+            )
             if num_streams > 1:  # from here on they differ
+                rotation, bias = history.spread(rotation, num_streams)
                 slots, time = slots.repeat(num_streams, 1, 1, 1), time.repeat(num_streams, 1, 1)
-                latents, video_noise_level = (
-                    latents.repeat(num_streams, 1, 1, 1, 1),
-                    video_noise_level.repeat(num_streams),
-                )
+                latents = latents.repeat(num_streams, 1, 1, 1, 1)
+                video_noise_level = video_noise_level.repeat(num_streams)
                 num_streams = 1
         noisy = tokens[:, : num_frames * frame_tokens].unflatten(1, (num_frames, frame_tokens))
         height, width = (length // PATCH_PX for length in latents.shape[-2:])
@@ -323,7 +325,5 @@ class WorldActionModel(nn.Module):
         """Return the rotations of a block with its actions and state, and of its video alone."""
         c = self.config
         height, width = (length // PATCH_PX for length in latents.shape[-2:])
-        return step_rotation(
-            history.num_frames, latents.shape[1], height, width, c.head_dim, c.latents_per_block,
-            c.actions_per_block, c.states_per_block, latents.device,
-        )  # fmt: skip
+        sizes = (c.head_dim, c.latents_per_block, c.actions_per_block, c.states_per_block)
+        return history.rotations(latents.shape[1], height, width, *sizes, latents.device)
