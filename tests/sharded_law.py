@@ -15,6 +15,7 @@ from small_network import batch_of, open_net  # pyright: ignore[reportMissingImp
 
 from wamlab.checkpoint import load_checkpoint, load_weights, write_checkpoint
 from wamlab.checkpoint_folder import newest_checkpoint
+from wamlab.errors import InputError
 from wamlab.flow import flow_loss
 from wamlab.model.lora import LoraConfig, freeze, with_lora
 from wamlab.model.wam import WorldActionModel
@@ -93,7 +94,21 @@ def reload(net: Any, optimizer: Any, config: TrainConfig, folder: Path, ranks: R
         if p.requires_grad or config.lora is None:  # adapters come beside their own base
             p.data.zero_()
     load_weights(newest_checkpoint(folder), other)
-    return largest_difference(net, other)
+    found = largest_difference(net, other)
+    if config.lora is not None:
+        refuse_another_base(other, folder)
+    return found
+
+
+def refuse_another_base(net: WorldActionModel, folder: Path) -> None:
+    """Fail unless adapters are refused beside frozen weights that are not theirs."""
+    next(p for p in net.parameters() if not p.requires_grad).data.add_(1.0)
+    try:
+        load_weights(newest_checkpoint(folder), net)
+    except InputError as error:
+        assert "was trained beside the frozen weights" in str(error)
+    else:
+        raise AssertionError("adapters were read beside another base")
 
 
 def measure(name: str, folder: Path, ranks: Ranks) -> dict[str, Any]:

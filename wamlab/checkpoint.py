@@ -7,7 +7,6 @@ and what else is trained are stored, with the fingerprint of the frozen weights 
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from pathlib import Path
 from pickle import UnpicklingError
@@ -21,18 +20,16 @@ from torch.optim import Optimizer
 
 from wamlab.checkpoint_folder import SHARDS, begin_checkpoint, finish_checkpoint, keep_newest, read_state, unwritten
 from wamlab.errors import InputError
-from wamlab.model.lora import has_adapters, split_lora
+from wamlab.model.lora import check_base, fingerprint_base, has_adapters, split_lora
 from wamlab.tensors import put, shared_like
 from wamlab.train import Ema
-
-NUM_SAMPLED = 64  # values of a frozen tensor that enter a fingerprint
 
 
 def write_checkpoint(
     folder: Path, step: int, net: nn.Module, optimizer: Optimizer, ema: Ema | None, *, num_kept: int = 2
 ) -> Path:
     """Write the checkpoint of a step below ``folder``, then remove all but the newest ``num_kept``."""
-    base, stored = _split(net)
+    stored = _stored(net)
     partial = begin_checkpoint(folder, step)
     try:
         save_file(
@@ -45,7 +42,7 @@ def write_checkpoint(
             {"optimizer": optimizer.state_dict(), "torch_rng": torch.get_rng_state()},
             partial / "optimizer.pt",
         )
-        target = finish_checkpoint(folder, step, has_ema=ema is not None, base=base)
+        target = finish_checkpoint(folder, step, has_ema=ema is not None, base=fingerprint_base(net))
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError | SafetensorError | RuntimeError):
@@ -60,17 +57,13 @@ def load_weights(checkpoint: Path, net: nn.Module, *, is_ema: bool = False) -> N
 
     A checkpoint of adapters needs a network that has them, beside the base it was trained on.
     """
+    check_base(read_state(checkpoint)["base"], net, checkpoint)
     if (checkpoint / SHARDS).is_dir():
         from wamlab.sharded_checkpoint import read_shards
 
         read_shards(checkpoint, net, None, None, is_ema=is_ema and read_state(checkpoint)["has_ema"])
         return
-    base, stored = _split(net)
-    if (named := read_state(checkpoint)["base"]) != base:
-        raise InputError(
-            f"{checkpoint} was trained beside the frozen weights {named}, this network has {base}: "
-            "give the start and the adapters of its own recipe"
-        )
+    stored = _stored(net)
     weights = _read_tensors(checkpoint / "model.safetensors")
     if is_ema and (checkpoint / "ema.safetensors").exists():
         weights |= _read_tensors(checkpoint / "ema.safetensors")
@@ -98,6 +91,7 @@ def load_checkpoint(checkpoint: Path, net: nn.Module, optimizer: Optimizer, ema:
     if (checkpoint / SHARDS).is_dir():
         from wamlab.sharded_checkpoint import read_shards  # imports what few runs need, in half a second
 
+        check_base(state["base"], net, checkpoint)
         read_shards(checkpoint, net, optimizer, ema)
         return state["step"]
     load_weights(checkpoint, net)
@@ -128,17 +122,9 @@ def _load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     optimizer.load_state_dict(saved)
 
 
-def _split(net: nn.Module) -> tuple[str | None, dict[str, Tensor]]:
-    """Return what a checkpoint stores, and the fingerprint of the frozen base left out beside adapters (else None)."""
-    if not has_adapters(net):
-        return None, net.state_dict()
-    base, stored = split_lora(net)
-    digest = hashlib.sha256()
-    for name, tensor in sorted(base.items()):
-        values = tensor.flatten()[:: max(1, tensor.numel() // NUM_SAMPLED)]
-        rounded = values.bfloat16().float().cpu()  # a base kept in bfloat16 is the same base
-        digest.update(f"{name} {list(tensor.shape)} ".encode() + rounded.numpy().tobytes())
-    return digest.hexdigest(), stored
+def _stored(net: nn.Module) -> dict[str, Tensor]:
+    """Return what a checkpoint holds: all, or what is trained beside a frozen base."""
+    return split_lora(net)[1] if has_adapters(net) else net.state_dict()
 
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from wamlab.checkpoint_folder import SHARDS, begin_checkpoint, finish_checkpoint, keep_newest, partial_folder, unwritten
 from wamlab.errors import InputError
-from wamlab.model.lora import has_adapters
+from wamlab.model.lora import fingerprint_base, has_adapters
 from wamlab.speed.ranks import Ranks
 from wamlab.train import Ema
 
@@ -40,6 +40,7 @@ class ShardWriter:
         self.folder, self.ranks, self.num_kept = folder, ranks, num_kept
         self._group: Any = dist.new_group(backend="gloo")  # writing must not disturb the order of training's messages
         self._writing: tuple[int, Future, bool] | None = None
+        self._base: str | None = None  # of the frozen weights, which stay as they are
 
     def write(self, step: int, net: nn.Module, optimizer: Optimizer, ema: Ema | None) -> None:
         """Begin to write the checkpoint of a step, after the one before it is on the disk."""
@@ -47,6 +48,7 @@ class ShardWriter:
         if self.ranks.is_first:
             self._attempt(step, lambda: begin_checkpoint(self.folder, step))
         self.ranks.wait()
+        self._base = self._base or fingerprint_base(net)
         state, shards = state_of(net, optimizer, ema), partial_folder(self.folder, step) / SHARDS
         future = self._attempt(step, lambda: async_save(state, checkpoint_id=shards, process_group=self._group))
         assert isinstance(future, Future)
@@ -60,7 +62,7 @@ class ShardWriter:
         self._attempt(step, future.result)
         self.ranks.wait()
         if self.ranks.is_first:
-            self._attempt(step, lambda: finish_checkpoint(self.folder, step, has_ema=has_ema, base=None))
+            self._attempt(step, lambda: finish_checkpoint(self.folder, step, has_ema=has_ema, base=self._base))
             keep_newest(self.folder, self.num_kept)
 
     def _attempt(self, step: int, action: Any) -> Any:

@@ -6,6 +6,7 @@ would load without an error and only play worse.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from torch.nn import functional as F
 from wamlab.errors import InputError, check_range
 from wamlab.model.key_maps import ACTION_MODULES, LORA_LEAVES, LORA_PREFIX
 from wamlab.model.tensor_files import Spec, listed, read_index, read_tensor, write_tensors
+from wamlab.tensors import whole
+
+NUM_SAMPLED = 64  # values of a frozen tensor that enter a fingerprint
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,30 @@ def split_lora(net: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     state = net.state_dict()
     stored = {name for name in state if name in trained or name.endswith(LORA_LEAVES)}
     return {n: x for n, x in state.items() if n not in stored}, {n: x for n, x in state.items() if n in stored}
+
+
+def fingerprint_base(net: nn.Module) -> str | None:
+    """Identify the frozen weights beside a network's adapters; None without adapters.
+
+    All processes that share the network must call this; the answer is that of one that holds it whole.
+    """
+    if not has_adapters(net):
+        return None
+    digest = hashlib.sha256()
+    for name, tensor in sorted(split_lora(net)[0].items()):
+        values = whole(tensor).flatten()[:: max(1, tensor.numel() // NUM_SAMPLED)]
+        rounded = values.bfloat16().float().cpu()  # a base kept in bfloat16 is the same base
+        digest.update(f"{name} {list(tensor.shape)} ".encode() + rounded.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def check_base(named: str | None, net: nn.Module, where: Path) -> None:
+    """Raise InputError unless a network has the frozen weights that adapters were trained beside."""
+    if (base := fingerprint_base(net)) != named:
+        raise InputError(
+            f"{where} was trained beside the frozen weights {named}, this network has {base}: "
+            "give the start and the adapters of its own recipe"
+        )
 
 
 def write_lora(net: nn.Module, path: Path, base_fingerprint: str) -> Path:
