@@ -37,7 +37,8 @@ from wamlab.errors import InputError
 
 DENSE, STRIDED = (25, 1), (33, 2)  # frames, stride
 HEADROOMS = {"wait_fraction": 1.3, "wait_fraction_at_1_1": 1.1}  # step time over what loading a batch takes on its own
-LONG_FRAMES = 10_000
+IS_SMOKE = bool(os.environ.get("WAMLAB_SMOKE"))  # every part runs, as little as tests need
+LONG_FRAMES = 600 if IS_SMOKE else 10_000
 NUM_ROUNDS = 5
 MOST_WAYS = 8  # without DreamZero's shards
 HELPER_HEADROOM = 1.3  # step time over what a helper process takes for a batch
@@ -131,7 +132,7 @@ def measure_dataset(root: Path, *, is_quick: bool) -> dict[str, Any]:
     for num_frames, stride in fitting_windows(root, is_quick=is_quick):
         reader = open_reader(root, num_frames, stride)
         load = Load((1 if is_quick else 2) * peers.NUM_WORKERS, 2**29 if is_quick else 3 * 2**30)
-        costs = measure_setting(reader, load, num_rounds=NUM_ROUNDS, budget_s=6 if is_quick else 60)
+        costs = measure_setting(reader, load, num_rounds=NUM_ROUNDS, budget_s=0 if IS_SMOKE else 6 if is_quick else 60)
         found = table.ratios_of(costs)
         print(f"{root}, {num_frames} frames of stride {stride}: CPU time a sample\n{table.detailed(costs)}")
         if differing := list_differing(costs):
@@ -162,7 +163,7 @@ def measure_rest(reader: ClipReader, *, is_quick: bool) -> dict[str, Any]:
     """Measure the index, the waiting and the helper process; print them."""
     path = Path(recorded_of(reader).paths[0][0])
     length, own_s, other_s, found = waiting.in_child(
-        partial(waiting.measure_index, path, LONG_FRAMES, 5 if is_quick else 11)
+        partial(waiting.measure_index, path, LONG_FRAMES, 1 if IS_SMOKE else 5 if is_quick else 11)
     )
     name = "PyAV reader" if peers.NO_TORCHCODEC else "torchcodec exact"
     print(
@@ -171,14 +172,15 @@ def measure_rest(reader: ClipReader, *, is_quick: bool) -> dict[str, Any]:
     )
     figures: dict[str, Any] = {"index_speedup_vs_torchcodec": statistics.median(found)}
     headrooms = list(HEADROOMS.values())
-    batch_s, shares = waiting.in_child(partial(waiting.measure_waits, reader, headrooms, 30 if is_quick else 200))
+    num_steps = 4 if IS_SMOKE else 30 if is_quick else 200
+    batch_s, shares = waiting.in_child(partial(waiting.measure_waits, reader, headrooms, num_steps))
     for (key, headroom), share in zip(HEADROOMS.items(), shares, strict=True):
         print(
             f"step of {headroom} times what a batch takes to load ({1000 * batch_s:.0f} ms): "
             f"training waits {100 * share:.2f} % of its time"
         )
         figures[key] = share
-    steps, num_rounds = (8, 3) if is_quick else (24, 9)
+    steps, num_rounds = (2, 1) if IS_SMOKE else (8, 3) if is_quick else (24, 9)
     if rates := waiting.in_child(partial(waiting.measure_step_rate, reader, HELPER_HEADROOM, steps, num_rounds)):
         figures["step_rate_with_helper_process"] = statistics.median(rates)
         print(
