@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -23,39 +23,35 @@ from wamlab.errors import InputError  # noqa: E402
 from wamlab.serve.arrays import decode, encode  # noqa: E402
 from wamlab.serve.protocol import Contract  # noqa: E402
 from wamlab.serve.server import PolicyServer, ServeConfig, served  # noqa: E402
+from wamlab.serve.sessions import Memory  # noqa: E402
 from wamlab.types import Observation  # noqa: E402
 
 CONTRACT = Contract(("top",), 2, 3)
 
 
 class Counting:
-    """Answers with the session's state, its number of calls and its session number; keeps a kilobyte of each."""
+    """Answers with the session's state, its number of calls and its session number; carries a kilobyte of each."""
 
     def __init__(self, call_s: float = 0.0) -> None:
         self.call_s = call_s
-        self.calls: dict[int, int] = {}
         self.batch_sizes: list[int] = []
+        self.film_sizes: list[int] = []
 
-    def __call__(self, observation: Observation) -> np.ndarray:
+    def plan(self, observation: Observation, memories: Sequence[Memory | None]) -> tuple[np.ndarray, Sequence[Memory]]:
         time.sleep(self.call_s)
         if "fail" in observation.instructions:
             raise ArithmeticError("as asked")
         numbers = observation.session.tolist()
         self.batch_sizes.append(len(numbers))
-        for number in numbers:
-            self.calls[number] = self.calls.get(number, 0) + 1
+        self.film_sizes += [len(film["top"]) for film in observation.films]
+        found = [Memory((memory.value if memory else 0) + 1, 1024) for memory in memories]
         rows = [
-            [state[0], self.calls[number], number] for state, number in zip(observation.state, numbers, strict=True)
+            [state[0], memory.value, number]
+            for state, memory, number in zip(observation.state, found, numbers, strict=True)
         ]
         actions = np.repeat(np.array(rows, np.float32)[:, None], 4, axis=1)
         actions[[text == "nan" for text in observation.instructions]] = np.nan
-        return actions
-
-    def forget(self, session: int) -> None:
-        self.calls.pop(session, None)
-
-    def session_bytes(self) -> dict[int, int]:
-        return dict.fromkeys(self.calls, 1024)
+        return actions, found
 
 
 def request(value: float = 0.0, prompt: str = "go", size_px: int = 4, **more: Any) -> bytes:
@@ -174,13 +170,13 @@ def test_memory_of_sessions_stays_within_its_budget_and_idle_ones_go() -> None:
     with served(PolicyServer(policy, CONTRACT, budget)) as server, open_client(server) as client:
         for name in range(20):
             assert ask(client, request(session_id=str(name)))["actions"][0, 1] == 1
-            assert sum(policy.session_bytes().values()) <= 6 * 1024  # one too many while it is answered
+            assert server.sessions.num_bytes <= 5.5 * 1024
         assert ask(client, request(session_id="19"))["actions"][0, 1] == 2  # used lately: still known
         assert ask(client, request(session_id="0"))["actions"][0, 1] == 1  # forgotten
         end_s = time.monotonic() + 5
         while len(server.sessions) and time.monotonic() < end_s:
             time.sleep(0.05)
-        assert not len(server.sessions) and not policy.calls
+        assert not len(server.sessions) and not server.sessions.num_bytes
 
 
 def test_malformed_messages_are_answered_and_oversized_ones_end_their_connection_alone() -> None:

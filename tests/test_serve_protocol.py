@@ -14,7 +14,7 @@ pytest.importorskip("websockets", reason="pip install 'wamlab[serve]'")
 
 from wamlab.serve.arrays import decode, encode  # noqa: E402
 from wamlab.serve.protocol import Contract, read_request, write_reply  # noqa: E402
-from wamlab.serve.sessions import Sessions  # noqa: E402
+from wamlab.serve.sessions import Memory, Sessions  # noqa: E402
 
 DROID = Contract(("exterior_image_1_left", "exterior_image_2_left", "wrist_image_left"), 8, 8, (180, 320))
 ONE = Contract(("exterior_image_1_left", "wrist_image_left"), 8, 8)
@@ -84,9 +84,11 @@ def test_roboarena_counts_exterior_cameras_from_zero() -> None:
 
 
 def test_dreamzero_sends_stacks_and_may_be_answered_by_a_bare_array() -> None:
-    stack = np.stack([frame(7), frame(8)])
-    request = read_request(encode(roboarena_request() | {"observation/wrist_image_left": stack}, "openpi"), DROID)
-    assert request.frames["wrist_image_left"][0, 0, 0] == 8
+    sent = roboarena_request()
+    for key in [key for key in sent if "image" in key]:
+        sent[key] = np.stack([frame(7), frame(8)])
+    request = read_request(encode(sent, "openpi"), DROID)
+    assert request.frames["wrist_image_left"][0, 0, 0] == 8 and len(request.film["wrist_image_left"]) == 2
     bare, _ = decode(write_reply(request, ACTIONS, {}, reply="array"))
     np.testing.assert_array_equal(bare, ACTIONS)
     assert bare.dtype == np.float32
@@ -156,6 +158,8 @@ def marked(**parts: Any) -> bytes:
         (encode(roboarena_request() | {"observation/joint_position": np.full(7, np.nan)}, "openpi"), "finite"),
         (encode(roboarena_request() | {"observation/wrist_image_left": frame(1)[..., 0]}, "openpi"), r"not \[h w 3\]"),
         (encode(roboarena_request() | {"observation/wrist_image_left": np.ones((2, 2, 3))}, "openpi"), "uint8"),
+        (encode(roboarena_request() | {"observation/wrist_image_left": frame(1)[None][[0, 0]]}, "openpi"), "as many"),
+        (encode(roboarena_request() | {"observation/wrist_image_left": frame(1)[None][:0]}, "openpi"), "sent 0 frames"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_a_sentence(message: Any, sentence: str) -> None:
@@ -190,25 +194,28 @@ def test_random_damage_never_does_more_than_refuse() -> None:
 
 
 def test_sessions_end_by_reset_by_time_and_to_make_room() -> None:
-    forgotten: list[int] = []
-    sessions = Sessions(forgotten.append, max_sessions=3)
+    sessions = Sessions(max_sessions=3)
     sessions.connect("a")
     sessions.connect("b")
     first = sessions.find("a", None)
     assert sessions.find("a", None) is first and sessions.find("b", None) is not first
     sessions.reset("a", None)
-    assert forgotten == [0] and sessions.find("a", None).number == 2
+    assert sessions.find("a", None).number == 2
     named = sessions.find("a", "episode")
     sessions.disconnect("a")
-    assert forgotten == [0, 2]
+    assert len(sessions) == 2
     assert sessions.find("b", "episode") is named  # its client came back on another connection
     sessions.connect("c")
     assert sessions.find("c", "episode") is not named  # a stranger with the same name
-    sessions.keep_within(dict.fromkeys(range(9), 100), 200)
-    assert len(sessions) == 2 and sessions.num_evicted == 1 and forgotten[-1] == 1  # b's own, used least recently
-    named.is_busy = True
+    for session in (sessions.find("b", None), sessions.find("c", "episode"), sessions.find("b", "episode")):
+        session.memory = Memory("what only the policy reads", 100)
+    assert sessions.num_bytes == 300
+    sessions.keep_within(200)
+    assert len(sessions) == 2 and sessions.num_evicted == 1 and sessions.num_bytes == 200
+    assert sessions.find("b", None).number == 5  # b's own went: it was used least recently
+    named.num_at_work = 1
     sessions.evict_idle(-1.0)
     assert len(sessions) == 1 and sessions.find("b", "episode") is named
-    sessions.find("b", "x").is_busy = sessions.find("b", "y").is_busy = True
+    sessions.find("b", "x").num_at_work = sessions.find("b", "y").num_at_work = 1
     with pytest.raises(InputError, match="all 3 sessions are at work"):
         sessions.find("b", "z")

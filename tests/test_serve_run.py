@@ -151,6 +151,7 @@ def test_the_command_serves_a_run_and_ends_when_told(run: Run) -> None:
         line = job.stdout.readline()
         assert line.startswith(f"{run.name} at ws://127.0.0.1:")
         address = line.split(" at ws://")[1].split(" ")[0]
+        assert "keep no history" in job.stdout.readline()
         assert urllib.request.urlopen(f"http://{address}/healthz", timeout=10).read() == b"OK\n"
         job.send_signal(signal.SIGTERM)
         assert job.wait(20) == 0

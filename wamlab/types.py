@@ -145,6 +145,8 @@ class Observation:
     state: Float[np.ndarray, "b k"]
     instructions: Sequence[str]
     session: Int[np.ndarray, " b"]  # a new number means a new episode: forget history
+    films: Sequence[Mapping[str, UInt8[np.ndarray, "_ _ _ 3"]]] = ()  # a session each: camera -> [t h w 3], what it
+    # saw since its last observation, at even times, the newest frame last; none: the newest frame alone
 
 
 @dataclass(frozen=True)

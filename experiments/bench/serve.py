@@ -16,6 +16,7 @@ import multiprocessing
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -32,6 +33,7 @@ from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import tiny
 from wamlab.recipes.serve import SessionPolicy, warm_up
 from wamlab.serve.server import PolicyServer, ServeConfig, served
+from wamlab.serve.sessions import Memory
 from wamlab.types import Observation
 
 WAYS = {"one by one": (1, 1), "batched": (NUM_SESSIONS, torch.get_num_threads())}  # largest batch, threads
@@ -42,9 +44,9 @@ class ThreadedPolicy(SessionPolicy):
 
     num_threads = 1
 
-    def __call__(self, observation: Observation) -> np.ndarray:
+    def plan(self, observation: Observation, memories: Sequence[Memory | None]) -> tuple[np.ndarray, Sequence[Memory]]:
         torch.set_num_threads(self.num_threads)
-        return super().__call__(observation)
+        return super().plan(observation, memories)
 
 
 def make_policies() -> dict[str, ThreadedPolicy]:

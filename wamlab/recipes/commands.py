@@ -167,7 +167,7 @@ def serve(
     policy = executor.submit(load).result()
     serve_forever(
         PolicyServer(policy, policy.contract, config, executor=executor),
-        lambda address: print(f"{run.name} at {address}", flush=True),
+        lambda address: print(f"{run.name} at {address}\n{policy.history_sentence}", flush=True),
     )
 
 

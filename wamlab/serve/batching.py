@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wamlab.serve.protocol import Request
-from wamlab.serve.sessions import Remembers
+from wamlab.serve.sessions import Carries, Memory, Session
 from wamlab.types import Observation, Policy
 
 
@@ -27,7 +27,7 @@ class Planned:
 @dataclass
 class _Waiting:
     request: Request
-    session: int
+    session: Session
     planned: asyncio.Future[Planned]
 
     @property
@@ -45,7 +45,7 @@ class Batcher:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Policy | Carries,
         executor: Executor,
         *,
         max_batch: int,
@@ -57,10 +57,12 @@ class Batcher:
         self._count_clients = count_clients
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
         self.num_calls = 0
-        self.held_bytes: dict[int, int] = {}  # session -> what the policy keeps of it, after its last call
 
-    async def plan(self, request: Request, session: int) -> Planned:
-        """Return the actions of one request; raises what the policy raised."""
+    async def plan(self, request: Request, session: Session) -> Planned:
+        """Return the actions of one request and keep its session's memory; raises what the policy raised.
+
+        A session has one request here at a time.
+        """
         waiting = _Waiting(request, session, asyncio.get_running_loop().create_future())
         await self._queue.put(waiting)
         return await waiting.planned
@@ -95,7 +97,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         start_s = time.perf_counter()
         try:
-            chunks = await loop.run_in_executor(self._executor, self._plan, group)
+            chunks, memories = await loop.run_in_executor(self._executor, self._plan, group)
         except Exception as error:  # of the policy, any: it belongs to the client that caused it
             if len(group) == 1:
                 _settle(group[0], error)
@@ -105,25 +107,30 @@ class Batcher:
             return
         self.num_calls += 1
         infer_ms = (time.perf_counter() - start_s) * 1000
-        for waiting, actions in zip(group, chunks, strict=True):
-            is_good = bool(np.isfinite(actions).all())
-            result = Planned(actions, infer_ms, len(group)) if is_good else ValueError("its actions are not finite")
-            _settle(waiting, result)
+        for waiting, actions, memory in zip(group, chunks, memories, strict=True):
+            if np.isfinite(actions).all():
+                waiting.session.memory = memory
+                _settle(waiting, Planned(actions, infer_ms, len(group)))
+            else:
+                _settle(waiting, ValueError("its actions are not finite"))
 
-    def _plan(self, group: Sequence[_Waiting]) -> np.ndarray:
+    def _plan(self, group: Sequence[_Waiting]) -> tuple[np.ndarray, Sequence[Memory | None]]:
         first = group[0].request
         observation = Observation(
             frames={camera: np.stack([w.request.frames[camera] for w in group]) for camera in first.frames},
             state=np.stack([w.request.state for w in group]),
             instructions=[w.request.instruction for w in group],
-            session=np.array([w.session for w in group]),
+            session=np.array([w.session.number for w in group]),
+            films=[w.request.film for w in group],
         )
-        chunks = np.asarray(self._policy(observation))
+        memories: Sequence[Memory | None] = [w.session.memory for w in group]
+        if isinstance(self._policy, Carries):
+            chunks, memories = self._policy.plan(observation, memories)
+        else:
+            chunks = np.asarray(self._policy(observation))
         if chunks.ndim != 3 or len(chunks) != len(group) or not chunks.shape[1]:
             raise ValueError(f"it returned actions of shape {chunks.shape} for {len(group)} sessions")
-        if isinstance(self._policy, Remembers):
-            self.held_bytes = dict(self._policy.session_bytes())
-        return chunks
+        return chunks, memories
 
 
 def _settle(waiting: _Waiting, result: Planned | Exception) -> None:

@@ -22,6 +22,7 @@ ACTION_SPACES = ("joint_position", "joint_velocity", "cartesian_position", "cart
 REPLIES = ("dict", "array")
 RESET_DONE = "reset successful"  # what RoboArena's client waits for, as a text frame
 MAX_SIDE_PX = 4096
+MAX_FILM = 256  # frames
 ROBOARENA_CAMERAS = {  # their exterior cameras count from 0, DROID's recordings from 1
     "exterior_image_0_left": "exterior_image_1_left",
     "exterior_image_1_left": "exterior_image_2_left",
@@ -44,6 +45,7 @@ class Contract:
     num_actions: int  # numbers of one action
     view_px: tuple[int, int] | None = None  # height and width that views are resized to
     action_space: str = "joint_position"
+    film_frames: int = 1  # of what a session saw since its last request that go on with its episode; 1: it has none
 
     def __post_init__(self) -> None:
         if self.action_space not in ACTION_SPACES:
@@ -69,9 +71,14 @@ class Request:
     encoding: Encoding
     session_id: str | None  # None: the connection is the session
     is_reset: bool
-    frames: Mapping[str, UInt8[np.ndarray, "_ _ 3"]]
+    film: Mapping[str, UInt8[np.ndarray, "_ _ _ 3"]]  # camera -> frames since the last request, the newest last
     state: Float[np.ndarray, " k"]
     instruction: str
+
+    @property
+    def frames(self) -> Mapping[str, UInt8[np.ndarray, "_ _ 3"]]:
+        """Return the newest frame of each camera."""
+        return {camera: frames[-1] for camera, frames in self.film.items()}
 
 
 def read_request(message: bytes | str, contract: Contract) -> Request:
@@ -98,8 +105,11 @@ def read_request(message: bytes | str, contract: Contract) -> Request:
     if not isinstance(instruction, str):
         raise InputError(f"{'task' if dialect == 'molmospaces' else 'prompt'} must be a text")
     flat = _flattened(value)
-    frames = {camera: _frame_of(camera, flat, dialect) for camera in contract.cameras}
-    return Request(dialect, encoding, session_id, False, frames, _state_of(flat, contract), instruction)
+    film = {camera: _film_of(camera, flat, dialect) for camera in contract.cameras}
+    if len({len(frames) for frames in film.values()}) > 1:
+        counts = ", ".join(f"{camera} {len(frames)}" for camera, frames in film.items())
+        raise InputError(f"all cameras must send as many frames: {counts}")
+    return Request(dialect, encoding, session_id, False, film, _state_of(flat, contract), instruction)
 
 
 def write_reply(
@@ -128,8 +138,8 @@ def _flattened(value: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _frame_of(camera: str, flat: Mapping[str, Any], dialect: Dialect) -> UInt8[np.ndarray, "h w 3"]:
-    """Find a camera's newest frame, [h w 3], [3 h w] or the last of a stack [t h w 3]; RGB."""
+def _film_of(camera: str, flat: Mapping[str, Any], dialect: Dialect) -> UInt8[np.ndarray, "t h w 3"]:
+    """Find a camera's newest frame, [h w 3] or [3 h w], or a stack [t h w 3] that ends with it; RGB."""
     names: tuple[str, ...] = (camera,)
     if dialect == "roboarena":
         wire = {theirs for theirs, ours in ROBOARENA_CAMERAS.items() if ours == camera}
@@ -142,13 +152,14 @@ def _frame_of(camera: str, flat: Mapping[str, Any], dialect: Dialect) -> UInt8[n
         raise InputError(f"the request has no frame of camera {camera!r}: send it as {keys[0]!r}")
     if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8:
         raise InputError(f"the frame of camera {camera!r} must be an array of uint8")
-    if frame.ndim == 4 and len(frame):
-        frame = frame[-1]
     if frame.ndim == 3 and frame.shape[0] == 3 and frame.shape[2] != 3:
         frame = frame.transpose(1, 2, 0)
-    if frame.ndim != 3 or frame.shape[2] != 3 or not all(1 <= side <= MAX_SIDE_PX for side in frame.shape[:2]):
+    film = frame if frame.ndim == 4 else frame[None]
+    if film.ndim != 4 or film.shape[3] != 3 or not all(1 <= side <= MAX_SIDE_PX for side in film.shape[1:3]):
         raise InputError(f"the frame of camera {camera!r} has shape {frame.shape}, not [h w 3] up to {MAX_SIDE_PX} px")
-    return frame
+    if not 1 <= len(film) <= MAX_FILM:
+        raise InputError(f"camera {camera!r} sent {len(film)} frames: send 1 to {MAX_FILM}")
+    return film
 
 
 def _state_of(flat: Mapping[str, Any], contract: Contract) -> Float[np.ndarray, " k"]:

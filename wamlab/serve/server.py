@@ -24,7 +24,7 @@ from wamlab.serve.arrays import encode
 from wamlab.serve.batching import Batcher
 from wamlab.serve.metrics import Metrics
 from wamlab.serve.protocol import REPLIES, RESET_DONE, Contract, Request, read_request, write_reply
-from wamlab.serve.sessions import Remembers, Session, Sessions
+from wamlab.serve.sessions import Carries, Session, Sessions
 from wamlab.types import Policy
 
 LOG = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class ServeConfig:
     max_message_mib: float = 64.0
     max_connections: int = 256
     max_sessions: int = 1024
-    memory_gib: float = 2.0  # of what the policy keeps of its sessions
+    memory_gib: float = 2.0  # of what is kept of sessions between their requests
     idle_s: float = 600.0  # without a whole request a connection is closed, and a session forgotten
     ping_s: float = 20.0  # between keep-alives, and allowed for their answer
     handshake_s: float = 10.0
@@ -63,15 +63,16 @@ class PolicyServer:
     """Serves a policy: ``async with PolicyServer(policy, contract) as server``; ``server.port`` is where.
 
     The policy runs in one thread of its own, so that keep-alives and health checks are answered meanwhile. If it
-    ``Remembers`` its sessions it is told to forget those that end, and the least recently used when they take more
-    than ``memory_gib``. Give ``executor`` (of one thread, ended with the server) if the policy was made in it: on a CPU
-    a second thread that computes has OpenMP workers of its own, and both then wait for cores (102 ms against 165 ms for
-    a batch of 32 on 2 cores, torch 2.13, 2026-12-03).
+    ``Carries`` memories, each is kept with its session until that ends: by a reset, with its connection, idle, or as
+    the least recently used when all take more than ``memory_gib``; what is being planned comes on top. Give
+    ``executor`` (of one thread, ended with the server) if the policy was made in it: on a CPU a second thread that
+    computes has OpenMP workers of its own, and both then wait for cores (102 ms against 165 ms for a batch of 32 on
+    2 cores, torch 2.13, 2026-12-03).
     """
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Policy | Carries,
         contract: Contract,
         config: ServeConfig | None = None,
         *,
@@ -79,7 +80,7 @@ class PolicyServer:
     ) -> None:
         self.policy, self.contract, self.config = policy, contract, config or ServeConfig()
         self.metrics = Metrics()
-        self.sessions = Sessions(self._forget, max_sessions=self.config.max_sessions)
+        self.sessions = Sessions(max_sessions=self.config.max_sessions)
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="policy")
         self._batcher = Batcher(
             policy,
@@ -162,7 +163,7 @@ class PolicyServer:
         gauges = {
             "connections": self._num_open,
             "sessions": len(self.sessions),
-            "session_bytes": sum(self._batcher.held_bytes.values()),
+            "session_bytes": self.sessions.num_bytes,
             "evicted_total": self.sessions.num_evicted,
             "calls_total": calls,
             "batch_size_mean": self.metrics.num_planned / calls if calls else 0,
@@ -213,36 +214,34 @@ class PolicyServer:
         except InputError as error:
             self.metrics.num_malformed += 1
             return f"error: {error}"
-        session.is_busy = True
+        session.num_at_work += 1
         try:
-            return await self._plan(request, session, start_s, previous_ms)
+            async with session.turn:
+                return await self._plan(request, session, start_s, previous_ms)
         except Exception as error:  # of the policy, any: the connection and the other sessions live on
             self.metrics.num_failed += 1
             LOG.exception("the policy failed")
             return f"error: the policy failed: {type(error).__name__}: {error}"
         finally:
-            session.is_busy = False
-            self.sessions.keep_within(self._batcher.held_bytes, int(self.config.memory_gib * 2**30))
+            session.num_at_work -= 1
+            self.sessions.keep_within(int(self.config.memory_gib * 2**30))
 
     async def _plan(self, request: Request, session: Session, start_s: float, previous_ms: float | None) -> bytes:
         timing_ms = {} if previous_ms is None else {"prev_total_ms": previous_ms}
-        if request.dialect == "molmospaces" and session.waiting:
-            return write_reply(request, session.waiting.pop(0)[None], timing_ms)
-        planned = await self._batcher.plan(request, session.number)
+        if request.dialect == "molmospaces":
+            if self.contract.film_frames > 1:
+                request = session.filmed(request)
+            if session.waiting:
+                return write_reply(request, session.waiting.pop(0)[None], timing_ms)
+        planned = await self._batcher.plan(request, session)
         self.metrics.num_planned += 1
         if request.dialect == "molmospaces":
-            session.waiting = list(planned.actions[1:])
+            session.waiting = list(planned.actions[1:].copy())
         reply = write_reply(
             request, planned.actions, {"infer_ms": planned.infer_ms, **timing_ms}, reply=self.config.reply
         )
         self.metrics.latencies_ms.append((time.perf_counter() - start_s) * 1000)
         return reply
-
-    def _forget(self, number: int) -> None:
-        """Have the policy forget a session in its own thread, between its calls."""
-        self._batcher.held_bytes.pop(number, None)
-        if isinstance(self.policy, Remembers) and not self._is_ending:
-            self._executor.submit(self.policy.forget, number)
 
 
 def serve_forever(server: PolicyServer, announce: Callable[[str], object] = print) -> None:

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from wamlab.errors import InputError
+from wamlab.serve.protocol import Request
+from wamlab.types import Observation
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a policy carries from one call of a session to the next: the caller keeps it, the policy alone reads it."""
+
+    value: Any
+    num_bytes: int
 
 
 @runtime_checkable
-class Remembers(Protocol):
-    """A policy that keeps something of each session, by ``Observation.session``."""
+class Carries(Protocol):
+    """A policy that goes on with episodes: each session's memory goes in, None at first, and comes out anew."""
 
-    def forget(self, session: int, /) -> None: ...
-
-    def session_bytes(self) -> Mapping[int, int]: ...
+    def plan(
+        self, observation: Observation, memories: Sequence[Memory | None], /
+    ) -> tuple[np.ndarray, Sequence[Memory]]: ...
 
 
 @dataclass
@@ -29,15 +40,37 @@ class Session:
     number: int  # what the policy knows it by; a reset gives a new one
     owner: Hashable  # connection that spoke for it last
     last_used_s: float = field(default_factory=time.monotonic)
-    is_busy: bool = False
+    num_at_work: int = 0  # requests; more than one where a client came back before its last was answered
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by the request that is being planned
+    memory: Memory | None = None
     waiting: list[np.ndarray] = field(default_factory=list)  # actions planned and not yet asked for, one by one
+    film: list[Mapping[str, np.ndarray]] = field(default_factory=list)  # frames that came since the last plan
+
+    @property
+    def is_busy(self) -> bool:
+        return self.num_at_work > 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory that is kept of it."""
+        arrays = [*self.waiting, *(frame for frames in self.film for frame in frames.values())]
+        return (self.memory.num_bytes if self.memory else 0) + sum(array.nbytes for array in arrays)
+
+    def filmed(self, request: Request) -> Request:
+        """Gather the frames of a client that sends one for each action; the request that needs a plan gets them all."""
+        if self.waiting:
+            self.film.append({camera: frame.copy() for camera, frame in request.frames.items()})
+            return request
+        seen, self.film = [*self.film, request.frames], []
+        if len({tuple(frame.shape for frame in frames.values()) for frames in seen}) > 1:
+            return request
+        return replace(request, film={camera: np.stack([frames[camera] for frames in seen]) for camera in seen[0]})
 
 
 class Sessions:
-    """All sessions of a server; ``forget`` hears the number of each one that ends."""
+    """All sessions of a server; what is kept of one ends with it."""
 
-    def __init__(self, forget: Callable[[int], object], *, max_sessions: int) -> None:
-        self._forget = forget
+    def __init__(self, *, max_sessions: int) -> None:
         self._max_sessions = max_sessions
         self._numbers = itertools.count()
         self._open: set[Hashable] = set()  # connections
@@ -46,6 +79,11 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory that is kept of all of them."""
+        return sum(session.num_bytes for session in self._sessions.values())
 
     def connect(self, connection: Hashable) -> None:
         self._open.add(connection)
@@ -79,14 +117,16 @@ class Sessions:
         for key in [k for k, s in self._sessions.items() if s.last_used_s < limit and not s.is_busy]:
             self._evict(key)
 
-    def keep_within(self, num_bytes: Mapping[int, int], budget_bytes: int) -> None:
+    def keep_within(self, budget_bytes: int) -> None:
         """End the least recently used sessions that are not at work until the others fit."""
-        total = sum(num_bytes.get(session.number, 0) for session in self._sessions.values())
+        total = self.num_bytes
+        if total <= budget_bytes:
+            return
         for key, session in sorted(self._sessions.items(), key=lambda item: item[1].last_used_s):
             if total <= budget_bytes:
                 return
-            if not session.is_busy and num_bytes.get(session.number):
-                total -= num_bytes[session.number]
+            if not session.is_busy and session.num_bytes:
+                total -= session.num_bytes
                 self._evict(key)
 
     def _key(self, connection: Hashable, session_id: str | None) -> Hashable:
@@ -107,6 +147,4 @@ class Sessions:
         self._end(key)
 
     def _end(self, key: Hashable) -> None:
-        session = self._sessions.pop(key, None)
-        if session is not None:
-            self._forget(session.number)
+        self._sessions.pop(key, None)
