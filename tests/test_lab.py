@@ -30,8 +30,9 @@ from wamlab.lab.loader_panel import loader_chart, newest_loader, watch_loader
 from wamlab.lab.plots import analysis_figure, levels_chart, loss_chart, split_chart, strip_png
 from wamlab.lab.records import encode_line, read_last
 from wamlab.lab.report import flattened, summary_table, write_report
-from wamlab.lab.run import Run, create_run, find_run, list_runs, open_run, read_evaluations, read_metrics
+from wamlab.lab.run import Run, create_run, find_run, open_run, read_evaluations, read_metrics
 from wamlab.lab.scale import nice_ticks, tick_text
+from wamlab.lab.search import list_runs
 from wamlab.lab.series import Columns, bucket_size, drawable, extremes, smoothed
 from wamlab.lab.table import Table
 from wamlab.lab.watch import Tail, follow, time_left_text, watch

@@ -113,9 +113,10 @@ def test_a_killed_run_resumes_from_its_newest_checkpoint(dataset: Path, run: Run
     script = tmp_path / "job.py"
     script.write_text(
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
-        "from test_recipes import small; from wamlab.cli import train_recipe\n"
-        "import wamlab.recipes.fit\n"
-        "train_recipe(small(Path(sys.argv[2]), int(sys.argv[4])), Path(sys.argv[3]), is_resumed=len(sys.argv) > 5)\n"
+        "from test_recipes import small; from wamlab.recipes.order import TrainOrder\n"
+        "from wamlab.recipes.training import train_recipe\n"
+        "recipe, is_resumed = small(Path(sys.argv[2]), int(sys.argv[4])), len(sys.argv) > 5\n"
+        "train_recipe(TrainOrder(recipe, Path(sys.argv[3]), resume=is_resumed))\n"
     )
     command = [sys.executable, str(script), str(Path(__file__).parent), str(dataset), str(tmp_path / "runs"), "40"]
     job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

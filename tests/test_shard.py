@@ -67,8 +67,10 @@ def test_a_terminated_command_leaves_no_process_behind(tmp_path: Path) -> None:
     code = "import os, sys, time; open(f'{sys.argv[1]}{os.getpid()}', 'w').close(); time.sleep(600)"
     (tmp_path / "sleeper.py").write_text(code)
     start = (
-        "import signal; from wamlab.cli import _interrupt; from wamlab.speed.ranks import torchrun; "
-        f"signal.signal(signal.SIGTERM, _interrupt); torchrun(2, 'sleeper', [{str(tmp_path / 'began-')!r}])"
+        "import os, pathlib; from wamlab.recipes.training import run_agent; "
+        "from wamlab.speed.ranks import torchrun_command; "
+        f"command = torchrun_command(2, 'sleeper', [{str(tmp_path / 'began-')!r}]); "
+        f"run_agent(command, dict(os.environ), pathlib.Path({str(tmp_path / 'note')!r}))"
     )
     command = subprocess.Popen([sys.executable, "-c", start], cwd=tmp_path, stderr=subprocess.DEVNULL)
     while len(list(tmp_path.glob("began-*"))) < 2:

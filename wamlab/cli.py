@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import signal
 import sys
 import tempfile
@@ -10,10 +11,9 @@ import threading
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import tyro
-from tyro.conf import AvoidSubcommands, Positional
+from tyro.conf import Positional
 
 from wamlab.errors import InputError
 from wamlab.recipes.commands import check_numbers, convert_weights, inspect_weights, plan_training, serve, show_robot
@@ -21,29 +21,9 @@ from wamlab.recipes.datasets import check_data, convert_data, import_video_files
 from wamlab.recipes.measure_data import measure_data
 
 
-def train_recipe(recipe: Any, runs: Path, *, is_resumed: bool) -> None:
-    """Train a recipe with a progress bar, then print what it learnt."""
-    from wamlab.lab.report import summary_table, write_report
-    from wamlab.lab.run import open_run
-    from wamlab.recipes.build import Workbench
-    from wamlab.recipes.fit import fit_with_bar, start_run, summarize
-    from wamlab.speed.ranks import leave_ranks
-
-    bench = Workbench(recipe)
-    with start_run(bench, runs, is_resumed=is_resumed) as run:
-        fit_with_bar(bench, run)
-        if bench.ranks.is_first:
-            run.finish(summary=summarize(run))
-    leave_ranks()
-    if not bench.ranks.is_first:
-        return
-    print(summary_table(open_run(run.folder)))
-    print(f"report: {write_report(open_run(run.folder)).resolve()}")
-
-
 def list_all_runs(root: Path = Path("runs")) -> None:
     """List the runs of a folder."""
-    from wamlab.lab.run import list_runs
+    from wamlab.lab.search import list_runs
 
     print(list_runs(root))
 
@@ -157,6 +137,12 @@ COMMANDS: dict[str, Callable[..., int | None]] = {  # each prints, and may retur
     "demo": demo,
     "bench": bench,
 }
+# Commands that read their words themselves, as these follow the name of a recipe: where they are, imported when run.
+WITH_RECIPE = {
+    "train": ("wamlab.recipes.training", "train_command"),
+    "encode": ("wamlab.recipes.encode", "encode_command"),
+    "ablate": ("wamlab.recipes.ablate_order", "ablate_command"),
+}
 # of no command that stands alone
 HELP = [[word, "--help"] for word in ("ablate", "data", "encode", "train", "weights")]
 USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --help after its name
@@ -218,75 +204,15 @@ def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help") or words in HELP:
         print(USAGE)
         return 0
-    if words[0] == "train":
-        return _train(words[1:])
-    if words[0] == "ablate":
-        _ablate(words[1:])
-        return 0
-    if words[0] == "encode":
-        _encode(words[1:])
-        return 0
+    if words[0] in WITH_RECIPE:
+        place, function = WITH_RECIPE[words[0]]
+        return getattr(importlib.import_module(place), function)(words[1:]) or 0
     name = " ".join(words[:2]) if words[0] in ("data", "weights") else words[0]
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, [*COMMANDS, "ablate", "encode", "train"], n=1, cutoff=0.4)
+        near = difflib.get_close_matches(name, [*COMMANDS, *WITH_RECIPE], n=1, cutoff=0.4)
         hint = f'did you mean "{near[0]}"?' if near else "`wamlab --help` lists them"
         raise InputError(f'there is no command "{name}": {hint}')
     return tyro.cli(COMMANDS[name], args=words[len(name.split()) :], prog=f"wamlab {name}") or 0
-
-
-def _train(words: list[str]) -> int:
-    from wamlab.recipes.order import TrainOrder
-    from wamlab.speed.ranks import read_ranks, torchrun
-
-    order = _order_of(TrainOrder, "train", words)
-    check_numbers(1, processes=order.processes)
-    if order.processes > 1 and read_ranks().world_size == 1:
-        return torchrun(order.processes, "wamlab.cli", ["train", *words])
-    train_recipe(order.recipe, order.runs, is_resumed=order.resume)
-    return 0
-
-
-def _ablate(words: list[str]) -> None:
-    from wamlab.recipes.ablate_order import AblateOrder, run_ablation
-
-    run_ablation(_order_of(AblateOrder, "ablate", words))
-
-
-def _encode(words: list[str]) -> None:
-    from wamlab.recipes.build import Workbench
-    from wamlab.recipes.encode import encode_features
-    from wamlab.recipes.order import EncodeOrder
-
-    order = _order_of(EncodeOrder, "encode", words)
-    bench = Workbench(order.recipe)
-    report = encode_features(bench, num_processes=order.processes, is_verified_first=order.verify)
-    print(f"{bench.store.root} holds {report}")
-
-
-def _order_of(kind: Any, verb: str, words: list[str]) -> Any:
-    """Return what a command that takes a recipe was told."""
-    from wamlab.recipes.order import with_robot
-    from wamlab.recipes.published import RECIPES, find_recipe
-
-    if not words or words[0].startswith("-"):
-        raise InputError(f"name a recipe to {verb}, one of {', '.join(RECIPES)}: wamlab {verb} {next(iter(RECIPES))}")
-    recipe, robot_file = find_recipe(words[0]), _value_of("--robot-file", words)
-    if robot_file:  # first, so that the other options can change what it says
-        recipe = with_robot(recipe, robot_file)
-    return tyro.cli(
-        kind, default=kind(recipe), args=words[1:], prog=f"wamlab {verb} {words[0]}", config=(AvoidSubcommands,)
-    )
-
-
-def _value_of(option: str, words: list[str]) -> str:
-    """Return an option's value before the options are parsed; nothing if it is not there."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word.replace("_", "-") == option:
-            return following
-        name, _, value = word.partition("=")
-        if name.replace("_", "-") == option:
-            return value
-    return ""
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ def headline(status: Mapping[str, Any], config: Mapping[str, Any], records: Reco
         words.append(f"step {records[-1]['step']:,}" + (f" of {total:,}" if total else ""))
     words.append(duration_text(elapsed_s(status)))
     words.append(f"started {status['started'][:16].replace('T', ' ')}")
+    if status.get("is_paused"):
+        words.append("paused")
     if status.get("num_resumes"):
         words.append(f"resumed {status['num_resumes']}×")
     return " · ".join(words)

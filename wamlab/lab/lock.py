@@ -14,9 +14,12 @@ from wamlab.errors import InputError
 def is_gone(owner: dict[str, Any]) -> bool:
     """Say whether the process that ``pid``, ``host`` and ``born`` name is certainly dead.
 
-    A process of another host is never certainly dead. ``born`` tells a process from a later one that was
-    given the same number.
+    A process of another host is dead if it was of this job before the job was started again, else never certainly.
+    ``born`` tells a process from a later one that was given the same number.
     """
+    job = this_job()
+    if job and owner.get("job") == job["job"] and owner.get("generation", []) < job["generation"]:
+        return True
     if owner.get("host") != socket.gethostname() or os.name != "posix":
         return False
     pid = owner["pid"]
@@ -51,7 +54,19 @@ def _stat_fields(pid: int) -> list[str]:
 
 def this_process() -> dict[str, Any]:
     """Name this process for other processes and hosts."""
-    return {"pid": os.getpid(), "host": socket.gethostname(), "born": birth_of(os.getpid())}
+    return {"pid": os.getpid(), "host": socket.gethostname(), "born": birth_of(os.getpid()), **this_job()}
+
+
+def this_job() -> dict[str, Any]:
+    """Name the job of Slurm or torchrun that this process is of, and how often it was started again; empty without one.
+
+    Either ends all processes of a job before it starts the job again.
+    """
+    ids = [os.environ.get(name) for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")]
+    if not any(ids):
+        return {}
+    counts = [os.environ.get(name, "0") for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")]
+    return {"job": " ".join(filter(None, ids)), "generation": [int(count) for count in counts if count.isdigit()]}
 
 
 def take_lock(path: Path) -> None:
@@ -99,6 +114,6 @@ def _create(path: Path) -> None:
 def _owner(data: bytes, path: Path) -> dict[str, Any]:
     try:
         owner = json.loads(data)
-        return {"pid": int(owner["pid"]), "host": owner["host"], "born": owner["born"]}
+        return owner | {"pid": int(owner["pid"]), "host": owner["host"], "born": owner["born"]}
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{path} names no process: delete it if nothing writes to {path.parent}") from None

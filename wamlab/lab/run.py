@@ -3,9 +3,9 @@
 ::
 
     runs/2026-04-01-tiny-093000/
-        config.json  environment.json  uncommitted.diff  status.json  lock
+        config.json  environment.json  uncommitted.diff  status.json  lock  control
         metrics.jsonl  evaluations.jsonl  summary.json  report.html
-        checkpoints/  pictures/  history/
+        checkpoints/  pictures/  history/  logs/
 
 Everything that watches, compares or reports a run reads these files; the arrow is one way.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from wamlab.errors import InputError
+from wamlab.errors import InputError, Stopped
 from wamlab.lab.card import run_chart
 from wamlab.lab.environment import write_environment
 from wamlab.lab.folders import check_name, nearest, run_folders, slug_of
@@ -33,12 +33,10 @@ from wamlab.lab.records import (
     forget_after,
     plain,
     read_json,
-    read_last,
     read_lines,
     write_json,
     write_whole,
 )
-from wamlab.lab.table import Table
 
 State = Literal["running", "finished", "failed", "stopped", "lost"]
 LINE_FILES = ("metrics.jsonl", "evaluations.jsonl")
@@ -122,6 +120,11 @@ class Run:
         for name in LINE_FILES:
             forget_after(self.folder / name, step, self.folder / "history" / f"{_stamp()}-{name}")
 
+    def mark(self, **facts: Any) -> None:
+        """Write facts of the moment into ``status.json``, such as ``is_paused``."""
+        self._check_writer()
+        self._set_status(**facts)
+
     def finish(self, state: State = "finished", summary: Mapping[str, Any] | None = None, error: str = "") -> None:
         """Write ``summary.json``, set the final state and let others write the folder."""
         self._check_writer()
@@ -145,6 +148,7 @@ class Run:
             self.finish()
         else:
             is_interrupt = isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+            self.mark(is_preempted=isinstance(error, Stopped) and error.is_preempted, is_paused=False)
             first_line = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             self.finish("stopped" if is_interrupt else "failed", error=first_line)
 
@@ -256,7 +260,11 @@ def _resume(root: Path, name: str, document: Record) -> Run:
         write_environment(folder, document["fingerprints"])
         run = Run(folder, is_writer=True)
         num_resumes = read_json(folder / "status.json")["num_resumes"] + 1
-        run._set_status(state="running", **this_process(), ended=None, error=None, num_resumes=num_resumes)
+        writer = {"job": None, "generation": None} | this_process()
+        run._set_status(
+            state="running", **writer, ended=None, error=None, is_preempted=False, is_paused=False,
+            num_resumes=num_resumes,
+        )  # fmt: skip
     except BaseException:
         release_lock(folder / "lock")
         raise
@@ -269,24 +277,6 @@ def open_run(path: str | Path) -> Run:
     if not (folder / "status.json").is_file():
         raise InputError(f"{folder} is not a run folder: give one that holds config.json and status.json")
     return Run(folder)
-
-
-def list_runs(root: str | Path) -> Table:
-    """Return one row a run, oldest first: name, state, step, losses, error of its newest evaluation."""
-    return Table([_row(Run(folder)) for folder in run_folders(Path(root))])
-
-
-def _row(run: Run) -> Record:
-    """Describe a run in one row; a damaged folder says so and hides no other."""
-    try:
-        state = run.state
-        last = read_last(run.folder / "metrics.jsonl") or {}
-        evaluation = read_last(run.folder / "evaluations.jsonl") or {}
-    except (InputError, KeyError, TypeError):
-        return {"run": run.name, "state": "damaged"}
-    row = {"run": run.name, "state": state, "step": last.get("step"), "loss": last.get("loss")}
-    shown = {"held-out loss": "held_out_loss", "action error": "action_error", "video PSNR dB": "video_psnr_db"}
-    return row | {title: evaluation.get(name) for title, name in shown.items()}
 
 
 def find_run(root: str | Path, text: str = "") -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from tqdm.auto import tqdm
 from tyro.conf import arg
 
 from wamlab.recipes.config import Recipe
+from wamlab.recipes.order import read_order
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,11 @@ class AblateOrder:
     processes: int = 1  # that train together in each turn
     leave_one_out: bool = True  # also measure all tricks but one
     robot_file: str = ""  # as for `wamlab train`
+
+
+def ablate_command(words: Sequence[str]) -> None:
+    """Do what `wamlab ablate` is told."""
+    run_ablation(read_order(AblateOrder, "ablate", words))
 
 
 def run_ablation(order: AblateOrder) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -22,6 +22,7 @@ from wamlab.errors import InputError
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import Recipe
 from wamlab.recipes.features import list_variants, unique_windows
+from wamlab.recipes.order import EncodeOrder, read_order
 
 MAX_CHUNK_WINDOWS = 128  # neighbours that one process encodes at a time; they share decoded episodes
 
@@ -112,6 +113,14 @@ def _share(recipe: Recipe, chunks: dict[int, Chunk], num_processes: int) -> Iter
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def encode_command(words: Sequence[str]) -> None:
+    """Do what `wamlab encode` is told and print what the store then holds."""
+    order = read_order(EncodeOrder, "encode", words)
+    bench = Workbench(order.recipe)
+    report = encode_features(bench, num_processes=order.processes, is_verified_first=order.verify)
+    print(f"{bench.store.root} holds {report}")
 
 
 _benches: list[Workbench] = []  # of a process that encodes: its own, one

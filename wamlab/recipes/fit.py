@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Generator
 from contextlib import closing, nullcontext
 from dataclasses import asdict
@@ -15,7 +16,9 @@ from tqdm.auto import tqdm
 
 from wamlab.checkpoint import load_checkpoint, write_checkpoint
 from wamlab.checkpoint_folder import list_checkpoints, newest_checkpoint
-from wamlab.errors import InputError
+from wamlab.errors import InputError, Stopped
+from wamlab.lab.control import WISHES, Wishes, forget_wish
+from wamlab.lab.lock import this_job
 from wamlab.lab.plots import strip_png
 from wamlab.lab.records import append_line, plain, read_json, write_json
 from wamlab.lab.report import flattened
@@ -32,6 +35,7 @@ from wamlab.types import StepRecord
 
 LOADER_CHOICES = "loader.jsonl"  # in the run folder: how clips were read and why, a line each time the run began
 PROCESSES = "processes.json"  # in the run folder: how many trained together
+PAUSE_S = 0.2  # between two looks whether a pause is over
 LOADER_EVERY = 10  # steps between two reports of the loader in a run's metrics
 NUM_PICTURED = 3  # held-out clips shown in a run's pictures
 
@@ -58,14 +62,31 @@ def start_run(bench: Workbench, root: Path | str = "runs", *, is_resumed: bool =
     _ = bench.net  # weights that do not fit show now
     if not bench.ranks.is_first:
         return open_run(bench.ranks.shared(""))
+    name, before = bench.recipe.name, own_run(root, bench.recipe.name)
+    if before is not None:
+        name, is_resumed = before.name, True
     if is_resumed:
-        check_resume(newest_run(root, bench.recipe.name), bench.recipe, fingerprints, bench.ranks.world_size)
-    run = create_run(root, bench.recipe.name, bench.recipe, fingerprints=fingerprints, is_resumed=is_resumed)
+        before = before or newest_run(root, name)
+        check_resume(before, bench.recipe, fingerprints, bench.ranks.world_size)
+    run = create_run(root, name, bench.recipe, fingerprints=fingerprints, is_resumed=is_resumed)
+    forget_wish(run.folder)
     for number, part in enumerate(bench.parts):
         write_json(run.folder / normalizers_name(number), part.training.normalizers.to_dict())
     write_json(run.folder / PROCESSES, {"num_processes": bench.ranks.world_size})
     bench.ranks.shared(str(run.folder))
     return run
+
+
+def own_run(root: Path | str, name: str) -> Run | None:
+    """Return the run that this job of torchrun or Slurm was writing before it was started again, if there is one."""
+    job = this_job()
+    if not any(job.get("generation", [])) or not Path(root).is_dir():
+        return None
+    try:
+        run = newest_run(root, name)
+    except InputError:
+        return None  # it ended before it had begun
+    return run if run.status.get("job") == job["job"] else None
 
 
 FREE_ON_RESUME = (
@@ -102,15 +123,19 @@ def check_resume(run: Run, recipe: Recipe, fingerprints: dict[str, str], num_pro
         raise InputError(
             f"{run.folder} was trained on other input ({', '.join(other)}): give the old dataset, or start anew"
         )
+    if own_run(run.folder.parent, recipe.name) and not list_checkpoints(run.checkpoints):
+        return  # ended before its first checkpoint: it begins again
     num_done = int(newest_checkpoint(run.checkpoints).name.removeprefix("step_"))
     if num_done >= recipe.train.num_steps:
         raise InputError(f"{run.folder} has {num_done} steps: give train.num_steps above that to go on")
 
 
-def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
+def fit(bench: Workbench, run: Run, wishes: Wishes | None = None) -> Generator[StepRecord, None, None]:
     """Train, log, evaluate and checkpoint into ``run``; yield each step's record as it happens.
 
-    A run with a checkpoint continues from its newest one, with the same settings bit for bit.
+    A run with a checkpoint continues from its newest one, with the same settings bit for bit. What is asked of it
+    through its folder (or by signals, as ``wishes`` hears them) is done after a step; if that is to end, a checkpoint
+    is written and ``Stopped`` raised.
     """
     recipe, ranks = bench.recipe, bench.ranks
     optimizer = bench.optimizer()
@@ -118,8 +143,8 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
     first_step = 0
     if list_checkpoints(run.checkpoints):
         first_step = load_checkpoint(newest_checkpoint(run.checkpoints), bench.net, optimizer, ema)
-        if ranks.is_first:
-            run.truncate_metrics(first_step)
+    if ranks.is_first:
+        run.truncate_metrics(first_step or -1)  # without a checkpoint nothing stays, not even the evaluation before
     held_out = read_held_out(bench)
     utilization = utilization_of(bench)
     if first_step == 0:
@@ -130,6 +155,7 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
         tell=lambda choice: append_line(run.folder / LOADER_CHOICES, asdict(choice)) if ranks.is_first else None,
     )
     saved = saver(bench, run, optimizer, ema)
+    wishes = wishes or Wishes(run.folder)
     examples = bench.examples(clock, first_step=first_step, clips=clips)
     steps = bench.steps(optimizer, examples, clock, first_step=first_step, ema=ema)
     with closing(steps):
@@ -146,10 +172,33 @@ def fit(bench: Workbench, run: Run) -> Generator[StepRecord, None, None]:
                 run.log(asdict(record) | {"samples_per_s": record.samples_per_s} | used | loader)
             if is_last or record.step % recipe.evaluation.every == 0:
                 log_evaluation(bench, run, held_out, record.step, ema)
-            if is_last or record.step % recipe.checkpoint_every == 0:
+            is_saved = is_last or record.step % recipe.checkpoint_every == 0
+            if is_saved:
                 saved(record.step)
             yield record
+            if not is_last and (wish := heed(bench, run, wishes)) in ("stop", "preempt"):
+                if not is_saved:
+                    saved(record.step)
+                saved(None)
+                how = "taken off its machine" if wish == "preempt" else "stopped"
+                raise Stopped(f"{how} after step {record.step}", is_preempted=wish == "preempt")
         saved(None)
+
+
+def heed(bench: Workbench, run: Run, wishes: Wishes) -> str:
+    """Wait as long as a pause is asked for; return what all processes then agree on to do."""
+    ranks, is_paused = bench.ranks, False
+    while True:
+        wish = WISHES[ranks.greatest(WISHES.index(wishes.read(has_file=ranks.is_first)))]
+        if (wish == "pause") != is_paused and ranks.is_first:
+            run.mark(is_paused=not is_paused)
+        is_paused = wish == "pause"
+        if not is_paused:
+            break
+        time.sleep(PAUSE_S)
+    if wish != "go on" and ranks.is_first:
+        forget_wish(run.folder)
+    return wish
 
 
 def saver(bench: Workbench, run: Run, optimizer: Optimizer, ema: Ema | None) -> Callable[[int | None], None]:
@@ -168,12 +217,14 @@ def saver(bench: Workbench, run: Run, optimizer: Optimizer, ema: Ema | None) -> 
 
 
 def fit_with_bar(bench: Workbench, run: Run) -> None:
-    """Train to the end under a progress bar, for terminals."""
+    """Train to the end under a progress bar, for terminals; interrupts and signals of batch systems end it in order."""
+    wishes = Wishes(run.folder)
     is_told = bench.ranks.is_first
     if is_told:
         print(f"run folder: {run.folder} (in a notebook, watch(open_run(folder)) follows it live)")
-    with tqdm(total=bench.recipe.train.num_steps, desc="training", unit="step", disable=not is_told) as bar:
-        for record in fit(bench, run):
+    num_steps = bench.recipe.train.num_steps
+    with wishes.heeded(), tqdm(total=num_steps, desc="training", unit="step", disable=not is_told) as bar:
+        for record in fit(bench, run, wishes):
             bar.update(record.step - bar.n)
             bar.set_postfix(loss=f"{record.loss:.3f}", samples_per_s=f"{record.samples_per_s:.0f}")
     if bench.recipe.features.mode != "online" and is_told:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,6 +47,14 @@ class Ranks:
         held: list[Any] = [value]
         dist.broadcast_object_list(held)
         return held[0]
+
+    def greatest(self, number: int) -> int:
+        """Return the greatest of the numbers that the processes give, in all of them; devices are not waited for."""
+        if self.world_size == 1:
+            return number
+        held = torch.tensor(number)
+        dist.all_reduce(held, op=dist.ReduceOp.MAX)
+        return int(held)
 
     def wait(self) -> None:
         """Wait until every process has come here."""
@@ -99,22 +106,20 @@ def leave_ranks() -> None:
         dist.destroy_process_group()
 
 
-def torchrun_command(num_processes: int, module: str, words: Sequence[str]) -> list[str]:
-    """Return the command that runs ``python -m module words`` in several processes of this machine."""
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
-    return [*start, "-m", module, *words]
+def torchrun_command(num_processes: int, module: str, words: Sequence[str], *, num_restarts: int = 0) -> list[str]:
+    """Return the command that runs ``python -m module words`` in several processes of this machine.
 
-
-def torchrun(num_processes: int, module: str, words: Sequence[str]) -> int:
-    """Run ``python -m module words`` in several processes of this machine, stop all when one fails; return the status.
-
-    An interrupt of this one ends all of them before it is raised.
+    When one fails all are ended, and begun again up to ``num_restarts`` times.
     """
-    command = torchrun_command(num_processes, module, words)
-    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_processes))} | os.environ
-    with subprocess.Popen(command, env=environment) as agent:
-        try:
-            return agent.wait()
-        except KeyboardInterrupt:
-            agent.terminate()  # it passes that on and waits; killed, it would leave its processes behind
-            raise
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+    return [*start, f"--max-restarts={num_restarts}", "--monitor-interval=0.2", "-m", module, *words]
+
+
+def torchrun_environment(num_processes: int) -> dict[str, str]:
+    """Return what torchrun's environment should say, unless it says otherwise.
+
+    Processes that begin again need a store without the addresses of those before: in torch 2.13 they share the agent's,
+    and gloo waits for the dead (2026-12-03; pytorch issue 135712). To be removed when the agent makes a new one.
+    """
+    num_threads = max(1, (os.cpu_count() or 1) // num_processes)
+    return {"OMP_NUM_THREADS": str(num_threads), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
