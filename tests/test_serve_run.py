@@ -3,10 +3,11 @@
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -25,6 +26,7 @@ from wamlab.recipes.fit import fit, start_run
 from wamlab.recipes.policy import load_policy
 from wamlab.recipes.serve import load_session_policy, warm_up
 from wamlab.serve.server import PolicyServer, ServeConfig, served
+from wamlab.serve.sessions import Memory
 from wamlab.sim.experts import play_episodes
 from wamlab.sim.vector import TabletopVector
 from wamlab.types import Observation, Policy
@@ -141,6 +143,35 @@ def play_together(server: PolicyServer, num_clients: int) -> list[list[np.ndarra
 
     with ThreadPoolExecutor(num_clients) as pool:
         return list(pool.map(one, range(num_clients)))
+
+
+def test_openpi_clients_outlive_keep_alives_and_are_answered_by_a_server_that_ends(run: Run) -> None:
+    """Three unmodified clients wait for calls of a second each, one after the other, pinged every 0.2 s; the server
+    ends as soon as all have asked. All get the bits that they would have got."""
+    policy = load_session_policy(run)
+    env = TabletopVector(1, "reach", size=32)
+    env.reset(seed=0)
+    seen = env.observation()
+    wanted = [load_session_policy(run)(replace(seen, session=np.array([number]))) for number in range(3)]
+    plan = policy.plan
+
+    def slow(observation: Observation, memories: Sequence[Memory | None]) -> tuple[np.ndarray, Sequence[Memory]]:
+        time.sleep(1.0)
+        return plan(observation, memories)
+
+    policy.plan = slow
+    config = ServeConfig(port=0, ping_s=0.2, max_batch=1)
+    with ThreadPoolExecutor(3) as pool, ExitStack() as stack:
+        with served(PolicyServer(policy, policy.contract, config)) as server:
+            clients = [stack.enter_context(openpi(server)) for _ in range(3)]
+            answers = []
+            for number, client in enumerate(clients):
+                answers.append(pool.submit(client, seen))
+                while server._num_at_work <= number and not answers[0].done():
+                    time.sleep(0.01)
+            assert not answers[0].done() and server._num_at_work == 3
+        for answer, theirs in zip(answers, wanted, strict=True):
+            np.testing.assert_array_equal(answer.result(10), theirs)
 
 
 def test_the_command_serves_a_run_and_ends_when_told(run: Run) -> None:
