@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,24 @@ ASSETS = Path(__file__).parent / "assets"
 MAX_BUCKETS = 1000  # about one a pixel of a wide chart
 
 
-def _css() -> str:
+def bundle(*names: str) -> str:
+    """Return front-end files as one module, in this order."""
+    return "\n".join((ASSETS / name).read_text() for name in names)
+
+
+def themed(selector: str) -> str:
+    """Return CSS that gives the palette to what a selector finds, for the page's theme."""
+
     def variables(palette: Mapping[str, str]) -> str:
         return "{" + "".join(f"--wl-{name}:{color};" for name, color in palette.items()) + "}"
 
     # JupyterLab says its theme on the body; elsewhere the browser's own preference counts.
     dark = variables(DARK)
-    themes = (
-        f".wl-live{variables(LIGHT)}"
-        f'body[data-jp-theme-light="false"] .wl-live,body.vscode-dark .wl-live{dark}'
-        f"@media(prefers-color-scheme:dark){{body:not([data-jp-theme-light],.vscode-light) .wl-live{dark}}}"
+    return (
+        f"{selector}{variables(LIGHT)}"
+        f'body[data-jp-theme-light="false"] {selector},body.vscode-dark {selector}{dark}'
+        f"@media(prefers-color-scheme:dark){{body:not([data-jp-theme-light],.vscode-light) {selector}{dark}}}"
     )
-    return themes + (ASSETS / "uplot.css").read_text() + (ASSETS / "chart.css").read_text()
 
 
 class LiveChart(anywidget.AnyWidget):
@@ -39,13 +45,16 @@ class LiveChart(anywidget.AnyWidget):
     AnyWidget itself uses the names ``_send``, ``send_state``, ``comm``, ``keys`` and ``layout``.
     """
 
-    _esm = (ASSETS / "uplot.js").read_text() + (ASSETS / "chart.js").read_text()
-    _css = _css()
+    _esm = bundle("uplot.js", "dom.js", "plots.js", "chart.js")
+    _css = themed(".wl-live") + bundle("uplot.css", "chart.css")
 
-    def __init__(self, *, max_buckets: int = MAX_BUCKETS) -> None:
+    def __init__(self, *, max_buckets: int = MAX_BUCKETS, on_wish: Callable[[str], Any] | None = None) -> None:
+        """``on_wish`` hears what a button asks of the run: "pause", "go on" or "stop"."""
         super().__init__()
+        self._on_wish = on_wish
         self._columns = Columns()
         self._max_buckets = max_buckets
+        self._drawn: dict[str, np.ndarray] = {}  # what views hold
         self._drawn_rows = 0  # records that views hold
         self._drawn_shape: tuple = ()  # bucket size and column names that views hold
         self._head: dict[str, Any] = {}
@@ -64,7 +73,7 @@ class LiveChart(anywidget.AnyWidget):
         """Start again without records, e.g. after the run went back to an earlier step."""
         with self._turn:
             self._columns = Columns()
-            self._drawn_rows, self._drawn_shape = 0, ()
+            self._drawn, self._drawn_rows, self._drawn_shape = {}, 0, ()
 
     def show(
         self,
@@ -86,26 +95,30 @@ class LiveChart(anywidget.AnyWidget):
                 self._has_view = True
                 if self._head:
                     self._send_rows(is_whole=True)
+        elif message.get("kind") == "ask" and self._on_wish is not None:
+            self._on_wish(message["wish"])
 
     def _send_rows(self, *, is_whole: bool) -> None:
-        """Send the buckets that changed; the last one of before may have been unfinished."""
+        """Send the buckets that changed, or all; the last one of before may have been unfinished."""
         names = [name for name in self._columns.names if name != "step"]
         size = bucket_size(self._columns.num_rows, self._max_buckets)
-        is_appended = not is_whole and (size, names) == self._drawn_shape
-        first = self._drawn_rows // size if is_appended else 0
-        if first == 0:
-            self._whole_s = time.monotonic()
+        first = self._drawn_rows // size if (size, names) == self._drawn_shape else 0
+        keep = first * (1 if size == 1 else 2)
         rows = drawable(self._columns, size, first)
-        data = np.stack(list(rows.values())).astype("<f8")
+        before = self._drawn if keep else {name: values[:0] for name, values in rows.items()}
+        self._drawn = {name: np.concatenate([before[name][:keep], values]) for name, values in rows.items()}
+        self._drawn_rows, self._drawn_shape = self._columns.num_rows, (size, names)
+        if is_whole or keep == 0:
+            self._whole_s = time.monotonic()
+            rows, keep = self._drawn, 0
         parts = ordered_parts(name.removeprefix(SPLIT) for name in names if name.startswith(SPLIT))
         message = {
             "kind": "update",
-            "keep": first * (1 if size == 1 else 2),
+            "keep": keep,
             "names": list(rows),
             "num_records": self._columns.num_rows,
             "parts": [(SPLIT + part, part_label(part), part_color(part)) for part in parts],
             "evaluations": self._evaluations,
             "head": self._head,
         }
-        self.send(message, [data.tobytes()])
-        self._drawn_rows, self._drawn_shape = self._columns.num_rows, (size, names)
+        self.send(message, [np.stack(list(rows.values())).astype("<f8").tobytes()])

@@ -10,7 +10,8 @@ from wamlab.errors import InputError
 from wamlab.lab.chart import Chart, empty_chart, text_at
 from wamlab.lab.records import Record
 from wamlab.lab.run import Run, open_run, read_metrics
-from wamlab.lab.watch import Tail, has_front_end
+from wamlab.lab.tail import Tail
+from wamlab.lab.watch import has_front_end
 
 TITLE = "Loader: time between two clips if a stage alone set the pace"
 ROW_PX = 30

@@ -90,8 +90,10 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
         raise InputError(f"{path} cannot be written ({error.strerror}): free space or rights there") from error
 
 
-def read_lines(path: Path, since: int = 0, *, is_strict: bool = False) -> tuple[list[Record], int]:
+def read_lines(path: Path, since: int = 0, *, is_strict: bool = False, num_bytes: int = -1) -> tuple[list[Record], int]:
     """Read the finished lines after byte ``since``; return them and the byte to go on from.
+
+    ``num_bytes`` ends the reading early, so that a long file can be read in pieces.
 
     A last line without its end is being written and is left for the next call. A file that is not there
     yet has no lines. A damaged line, no JSON mapping with a whole ``step``, is left out with a warning that names its
@@ -105,7 +107,10 @@ def read_lines(path: Path, since: int = 0, *, is_strict: bool = False) -> tuple[
         if since > size:
             raise InputError(f"{path} shrank below byte {since}, its run was resumed: read again from 0")
         file.seek(since)
-        finished, _, _ = file.read().rpartition(b"\n")
+        finished, _, _ = file.read(num_bytes).rpartition(b"\n")
+        if not finished and 0 < num_bytes < size - since:  # a line longer than the piece
+            file.seek(since)
+            finished, _, _ = file.read().rpartition(b"\n")
     if not finished:
         return [], since
     lines = finished.split(b"\n")

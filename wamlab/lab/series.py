@@ -7,9 +7,13 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from numpy.lib.stride_tricks import sliding_window_view
 
 SPLIT = "split/"  # prefix of the columns that add up to a step's time
-CURVES = ("loss", "video_loss", "action_loss", "samples_per_s")
+CURVES = ("loss", "video_loss", "action_loss", "samples_per_s", "mfu", "memory_gib", "gradient_norm")
+STEP_TIME = "step_s"
+PERCENTILES = {"step_p50": 50, "step_p90": 90, "step_p99": 99}  # of the time of recent steps
+RECENT_STEPS = 100  # that percentiles are taken over; all of a bucket where that is more
 SMOOTH = "~"  # suffix of a column's smoothed twin
 SMOOTH_BUCKETS = 10  # time constant of the smoothing, so that it looks the same at any length of run
 
@@ -19,7 +23,7 @@ class Columns:
 
     def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
         self.num_rows = 0
-        self._arrays = {"step": np.empty(1024)}
+        self._arrays = {"step": np.full(1024, np.nan)}
         self.extend(records)
 
     @property
@@ -31,26 +35,29 @@ class Columns:
 
     def extend(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append step records as ``metrics.jsonl`` holds them."""
-        for record in records:
-            self._append(numbers_of(record))
-
-    def _append(self, numbers: Mapping[str, float]) -> None:
-        row, capacity = self.num_rows, len(self._arrays["step"])
-        if row == capacity:
-            grown = {name: np.full(2 * capacity, np.nan) for name in self._arrays}
-            for name, array in self._arrays.items():
-                grown[name][:capacity] = array
-            self._arrays, capacity = grown, 2 * capacity
-        for name in numbers.keys() - self._arrays.keys():
-            self._arrays[name] = np.full(capacity, np.nan)
+        rows = [numbers_of(record) for record in records]
+        start, end = self.num_rows, self.num_rows + len(rows)
+        self._reserve(end, dict.fromkeys(name for row in rows for name in row))
         for name, array in self._arrays.items():
-            array[row] = numbers.get(name, np.nan)
-        self.num_rows += 1
+            array[start:end] = [row.get(name, np.nan) for row in rows]
+        self.num_rows = end
+
+    def _reserve(self, num_rows: int, names: Iterable[str]) -> None:
+        before = capacity = len(self._arrays["step"])
+        while capacity < num_rows:
+            capacity *= 2
+        if capacity > before:
+            for name, array in self._arrays.items():
+                self._arrays[name] = np.full(capacity, np.nan)
+                self._arrays[name][:before] = array
+        for name in names:
+            if name not in self._arrays:
+                self._arrays[name] = np.full(capacity, np.nan)
 
 
 def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
     """Pick what is drawn from a step record; time that no part claims becomes ``split/other``."""
-    numbers = {name: float(record[name]) for name in ("step", *CURVES) if record.get(name) is not None}
+    numbers = {name: float(record[name]) for name in ("step", STEP_TIME, *CURVES) if record.get(name) is not None}
     parts = {name: float(s) for name, s in record.get("split_s", {}).items() if s is not None}
     numbers |= {SPLIT + name: seconds for name, seconds in parts.items()}
     if parts and record.get("step_s") is not None:
@@ -97,10 +104,27 @@ def smoothed(values: Float[np.ndarray, " m"], window: int = SMOOTH_BUCKETS) -> F
     return np.where(weight > 0, total / np.maximum(weight, 1e-300), np.nan)
 
 
+def percentiles(values: Float[np.ndarray, " n"], size: int, first_bucket: int = 0) -> Float[np.ndarray, "p m"]:
+    """Take ``PERCENTILES`` of the last ``RECENT_STEPS`` values up to each bucket's end, of all in a larger bucket."""
+    window = max(size, RECENT_STEPS)
+    ends = np.minimum(np.arange(first_bucket + 1, -(-len(values) // size) + 1) * size, len(values))
+    if not len(ends):
+        return np.empty((len(PERCENTILES), 0))
+    start = max(0, int(ends[0]) - window)
+    missing = window - (int(ends[0]) - start)
+    seen = np.concatenate([np.full(missing, np.nan), values[start:]])
+    windows = sliding_window_view(seen, window)[ends - ends[0]]
+    # Sorting puts NaN last, so that the known values of a window stand at its front.
+    ordered, count = np.sort(windows, axis=1), (~np.isnan(windows)).sum(axis=1)
+    places = [np.clip(np.ceil(share / 100 * count).astype(int) - 1, 0, None) for share in PERCENTILES.values()]
+    return np.stack([ordered[np.arange(len(ends)), place] for place in places])
+
+
 def drawable(columns: Columns, size: int, first_bucket: int = 0) -> dict[str, Float[np.ndarray, " rows"]]:
     """Return equally long columns to draw, from a bucket on: one row a bucket of 1, two rows a larger one.
 
-    Curves keep their extremes and get a smoothed twin; the parts of a step are averaged.
+    Curves keep their extremes and get a smoothed twin; the parts of a step are averaged, and of its time percentiles
+    are taken.
     """
     twice = 1 if size == 1 else 2
     # The smoothing looks back three windows, so that drawing in parts gives what drawing at once gives.
@@ -119,6 +143,9 @@ def drawable(columns: Columns, size: int, first_bucket: int = 0) -> dict[str, Fl
             drawn[name + SMOOTH] = smoothed(recent)[skipped:].repeat(twice)
         elif name.startswith(SPLIT):
             drawn[name] = means(columns[name][first_bucket * size :], size).repeat(twice)
+        elif name == STEP_TIME:
+            found = percentiles(columns[name], size, first_bucket)
+            drawn |= {key: values.repeat(twice) for key, values in zip(PERCENTILES, found, strict=True)}
     return drawn
 
 

@@ -5,41 +5,19 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from contextlib import suppress
 from io import TextIOBase
 from pathlib import Path
 from typing import Any
 
 from wamlab.errors import InputError
-from wamlab.lab.card import duration_text, elapsed_s, headline, key_figures, num_steps_of
-from wamlab.lab.colors import STATE_COLORS
+from wamlab.lab.card import duration_text, elapsed_s, key_figures, num_steps_of
+from wamlab.lab.control import ask
+from wamlab.lab.feed import RECENT, Feed, time_left_text
 from wamlab.lab.records import Record
-from wamlab.lab.run import Run, open_run, read_evaluations, read_metrics
+from wamlab.lab.run import Run, open_run, read_evaluations
 from wamlab.lab.table import short
-
-RECENT = 20  # records that key figures average over
-STATUS_S = 1.0  # how often the state, the evaluations and the time are read
-
-
-class Tail:
-    """Reads what a run's metrics gained since the last look, and notices when they were cut back."""
-
-    def __init__(self, run: Run) -> None:
-        self._path = run.folder / "metrics.jsonl"
-        self._run = run
-        self._offset = 0
-        self._identity: tuple[int, int] | None = None
-
-    def read(self) -> tuple[list[Record], bool]:
-        """Return new records, and whether they replace all earlier ones (the run was resumed)."""
-        try:
-            found = self._path.stat()
-        except FileNotFoundError:
-            return [], False
-        identity = (found.st_dev, found.st_ino)
-        is_restarted = self._identity not in (None, identity) or found.st_size < self._offset
-        self._identity = identity
-        records, self._offset = read_metrics(self._run, 0 if is_restarted else self._offset)
-        return records, is_restarted
+from wamlab.lab.tail import Tail
 
 
 class Watch:
@@ -53,12 +31,8 @@ class Watch:
 
         self.run = run
         self.error: Exception | None = None  # what ended the watching early, also shown in the cell
-        self._poll_s = poll_s
-        self._chart = LiveChart(max_buckets=max_buckets)
-        self._tail = Tail(run)
-        self._recent: list[Record] = []
-        self._config = run.config
-        self._is_asked_to_stop = threading.Event()
+        self._chart = LiveChart(max_buckets=max_buckets, on_wish=self._ask)
+        self.feed = Feed(run, self._chart, poll_s=poll_s)
         self._handle: Any = display(self._chart, display_id=True)
         self._thread = threading.Thread(target=self._watch, name=f"watch {run.name}", daemon=True)
         self._thread.start()
@@ -73,7 +47,7 @@ class Watch:
 
     def stop(self) -> None:
         """Stop watching (the run goes on) and put the still picture in the chart's place."""
-        self._is_asked_to_stop.set()
+        self.feed.end()
         self.wait()
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -88,9 +62,14 @@ class Watch:
     def _ipython_display_(self) -> None:
         """Show nothing more when the value of the cell: the chart is there already."""
 
+    def _ask(self, wish: str) -> None:
+        with suppress(InputError):  # the run ended just now
+            ask(self.run, wish)
+        self.feed.look_again()
+
     def _watch(self) -> None:
         try:
-            self._feed()
+            self.feed.run_until_end()
         except Exception as error:  # a thread's traceback would land in whatever cell runs
             self.error = error
             text = f"watching {self.run.folder} ended: {type(error).__name__}: {error}"
@@ -99,39 +78,6 @@ class Watch:
             self._handle.update(self.run.chart())
         finally:
             self._chart.close()  # takes its code and comm out of the notebook's widget state
-
-    def _feed(self) -> None:
-        looked_s = -STATUS_S
-        status: Record = {}
-        evaluations: list[Record] = []
-        while not self._is_asked_to_stop.is_set():
-            is_time = time.monotonic() - looked_s >= STATUS_S
-            if is_time:
-                # Before the records: what a run logs before it says that it has ended is then not missed.
-                status, evaluations = self.run.status, read_evaluations(self.run)
-                looked_s = time.monotonic()
-            records, is_restarted = self._tail.read()
-            if is_restarted:
-                self._chart.forget()
-                self._recent = []
-            if records or is_restarted or is_time:
-                self._recent = [*self._recent, *records][-RECENT:]
-                dots = [(e["step"], e["held_out_loss"]) for e in evaluations if e.get("held_out_loss") is not None]
-                self._chart.show(records, self._head(status, evaluations), dots)
-            if status["state"] != "running":
-                return
-            self._is_asked_to_stop.wait(self._poll_s)
-
-    def _head(self, status: Record, evaluations: list[Record]) -> dict[str, Any]:
-        line = headline(status, self._config, self._recent)
-        left = time_left_text(self._config, self._recent)
-        return {
-            "name": self.run.name,
-            "state": status["state"],
-            "state_color": STATE_COLORS[status["state"]],
-            "headline": " · ".join(filter(None, [line, left, status.get("error")])),
-            "figures": key_figures(self._recent, evaluations),
-        }
 
 
 def watch(run: Run | str | Path, *, poll_s: float = 0.1, max_buckets: int = 1000) -> Watch:
@@ -196,15 +142,6 @@ def evaluation_line(evaluation: Record) -> str:
     """Describe an evaluation's plain figures in one line."""
     figures = [f"{k} {short(v)}" for k, v in evaluation.items() if k != "step" and isinstance(v, int | float)]
     return f"  evaluated at step {evaluation['step']:,}: " + "  ".join(figures)
-
-
-def time_left_text(config: Record, recent: list[Record]) -> str:
-    """Estimate the time to the last step from recent steps; empty when it cannot be known."""
-    total = num_steps_of(config)
-    times = [record["step_s"] for record in recent if record.get("step_s") is not None]
-    if not (total and times) or recent[-1]["step"] >= total:
-        return ""
-    return f"{duration_text((total - recent[-1]['step']) * sum(times) / len(times))} left"
 
 
 def has_front_end() -> bool:
