@@ -53,6 +53,7 @@ class Line:
     x: np.ndarray
     y: np.ndarray  # NaN leaves a gap
     raw: np.ndarray | None = None
+    band: tuple[np.ndarray, np.ndarray] | None = None  # lower and upper end of its intervals, shaded
     is_dotted: bool = field(default=False, kw_only=True)
 
 
@@ -110,6 +111,8 @@ def line_chart(
     )
     body = [text_at(0, 14, title, "fill-ink title"), *_axes(x, y, left, right, x_label)]
     for line in lines:
+        if line.band is not None:
+            body.append(_band(x(line.x), y(line.band[0]), y(line.band[1]), line.color))
         if line.raw is not None:
             body.append(_path(x(line.x), y(line.raw), f"line-{line.color}", 'stroke-opacity=".28"'))
     for line in lines:
@@ -206,7 +209,7 @@ def _positive(line: Line) -> Line:
 
 def _range(lines: Sequence[Line], *, is_log: bool, has_zero: bool) -> tuple[float, float]:
     """Return the axis' ends: all smooth values, and the raw ones but for their wildest half percent."""
-    smooth = np.concatenate([line.y for line in lines])
+    smooth = np.concatenate([line.y for line in lines] + [edge for line in lines for edge in line.band or ()])
     raw = np.concatenate([line.raw for line in lines if line.raw is not None] or [smooth])
     smooth, raw = (values[np.isfinite(values)] for values in (smooth, raw))
     edges = [smooth.min(), smooth.max(), *(np.quantile(raw, [0.005, 0.995]) if len(raw) else [])]
@@ -244,6 +247,12 @@ def _path(x: np.ndarray, y: np.ndarray, classes: str, attributes: str) -> str:
             commands.append(f"{'L' if is_down else 'M'}{px:.1f} {py:.1f}")
         is_down = math.isfinite(py)
     return f'<path d="{"".join(commands)}" class="{classes}" {attributes}/>'
+
+
+def _band(x: np.ndarray, low: np.ndarray, high: np.ndarray, color: str) -> str:
+    edge = [*zip(x, high, strict=True), *reversed([*zip(x, low, strict=True)])]
+    points = " ".join(f"{px:.1f},{py:.1f}" for px, py in edge if math.isfinite(py))
+    return f'<polygon points="{points}" class="fill-{color}" fill-opacity=".16"/>'
 
 
 def _dots(x: np.ndarray, y: np.ndarray, color: str) -> list[str]:

@@ -77,12 +77,17 @@ def report_html(run: Run) -> str:
     packages = environment.pop("packages")
     body += ["<h2>Config</h2>", _mapping_table(config), "<h2>Environment</h2>", _mapping_table(environment)]
     body.append(f"<details><summary>{len(packages)} packages</summary>{_mapping_table(packages)}</details>")
+    return page_html(run.name, "".join(body))
+
+
+def page_html(title: str, body: str, style: str = "") -> str:
+    """Return a whole document in both colour schemes around a body that is HTML already."""
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(run.name)}</title>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<style>:root{_variables(LIGHT)}@media(prefers-color-scheme:dark){{:root{_variables(DARK)}}}"
-        f"{PAGE_CSS}</style></head><body>{''.join(body)}</body></html>\n"
+        f"{PAGE_CSS}{style}</style></head><body>{body}</body></html>\n"
     )
 
 

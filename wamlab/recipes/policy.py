@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -58,8 +59,15 @@ class WamPolicy:
         return draw_noise(self.bench, canvas, generator)
 
 
-def load_policy(run: Run, *, seed: int = 0, num_sampler_steps: int | None = None, part: int = 0) -> WamPolicy:
-    """Build the policy of a run from its newest checkpoint, averaged weights first; needs no dataset.
+def load_policy(
+    run: Run,
+    *,
+    seed: int = 0,
+    num_sampler_steps: int | None = None,
+    part: int = 0,
+    checkpoint: Path | None = None,
+) -> WamPolicy:
+    """Build the policy of a run from a checkpoint, the newest for None, averaged weights first; needs no dataset.
 
     Of a run on several datasets it acts for the robot of the one that ``part`` counts, from 0.
     """
@@ -74,7 +82,7 @@ def load_policy(run: Run, *, seed: int = 0, num_sampler_steps: int | None = None
     if recipe.train.lora is None:
         recipe = replace(recipe, start=None)  # the checkpoint holds every weight
     bench = Workbench(recipe)
-    load_weights(newest_checkpoint(run.checkpoints), bench.net, is_ema=True)
+    load_weights(checkpoint or newest_checkpoint(run.checkpoints), bench.net, is_ema=True)
     bench.net.eval()
     path = run.folder / normalizers_name(part)
     normalizers = normalizers_from_dict(read_json(path), where=str(path))
