@@ -19,6 +19,8 @@ from wamlab.errors import InputError
 from wamlab.recipes.commands import check_numbers, convert_weights, inspect_weights, plan_training, serve, show_robot
 from wamlab.recipes.datasets import check_data, convert_data, import_video_files, make_data, show_data
 from wamlab.recipes.measure_data import measure_data
+from wamlab.recipes.parity import parity
+from wamlab.recipes.score import score
 
 
 def list_all_runs(root: Path = Path("runs")) -> None:
@@ -129,6 +131,8 @@ COMMANDS: dict[str, Callable[..., int | None]] = {  # each prints, and may retur
     "runs": list_all_runs,
     "show": show,
     "play": play,
+    "score": score,
+    "parity": parity,
     "serve": serve,
     "robot": show_robot,
     "weights inspect": inspect_weights,
@@ -161,6 +165,8 @@ USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --hel
   runs                        list the runs
   show [RUN]                  print a run's key figures and write its report
   play [RUN]                  play a run's policy on the tabletop
+  score [RUN]                 figures with intervals on held-out episodes, as a page; --closed-loop plays too
+  parity RUN_A RUN_B          are two runs, or RUN,RUN,… of two recipes, equivalent? margins are stated first
   serve [RUN]                 serve a run's policy to clients of public benchmarks: --port 8000
   robot FILE                  check a robot file, also against a dataset; list those that come with the library
   weights inspect PATH        say what a published checkpoint holds and which network it fits
