@@ -1,9 +1,9 @@
 """Policies and environments small enough to play many episodes; worker processes import them too."""
 
 import os
+import signal
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,16 +12,12 @@ import torch
 from small_policy import SmallNet, batch_of
 from torch import Tensor
 
-from wamlab.data.views import canvas_of
-from wamlab.model.sampler import SamplerConfig
-from wamlab.recipes.build import Workbench
-from wamlab.recipes.config import small_model, tiny
-from wamlab.recipes.session import begin, plan_from
 from wamlab.rl.play import PlayedGroup
-from wamlab.rl.segments import Asked, Group, Planned, Segment, noise_generator
+from wamlab.rl.segments import Asked, Group, Planned, Segment, Setting, noise_generator
 from wamlab.sim.vector import TabletopVector
 from wamlab.types import Noised
 
+EXACT = Setting(seed=3, iteration=2, sampler="small", is_exact=True)
 FAMILIES = ("reach", "push", "pick_place", "stack")
 NUM_TICKS = 4
 # with noise of their own, which snapshots keep; pictures take most of the time, and few tests look at them
@@ -57,38 +53,6 @@ class SmallHands:
         self.version = version
 
 
-class NetworkHands:
-    """The real network at a tiny size, from pictures to actions; its weights are random."""
-
-    def __init__(self) -> None:
-        recipe = tiny()
-        model = replace(small_model(actions_per_block=4, max_action_dim=4, max_state_dim=5), dim=48, heads=3)
-        recipe = replace(
-            recipe,
-            robot=replace(recipe.robot, view_height_px=32, view_width_px=32),
-            model=replace(model, layers=2, ffn_dim=64),
-            sampler=SamplerConfig(num_steps=2),
-            device="cpu",
-        )
-        self.bench = Workbench(recipe)
-        torch.manual_seed(0)
-        for p in self.bench.net.parameters():
-            p.data.add_(0.05 * torch.randn_like(p))
-
-    @torch.no_grad()
-    def __call__(self, asked: Asked) -> Planned:
-        seen, recipe = asked.observation, self.bench.recipe
-        canvas = torch.from_numpy(canvas_of(seen.frames, recipe.robot))
-        session = begin(self.bench, canvas, seen.instructions)
-        _, *shape = self.bench.encoder.video.latent_shape(1, *canvas.shape[1:3])
-        video = (recipe.model.latents_per_block, *shape)
-        drawn = [noise_generator(key).standard_normal(NUM_TICKS * 4 + int(np.prod(video))) for key in asked.keys]
-        noise = torch.from_numpy(np.stack(drawn)).float()
-        start = noise[:, NUM_TICKS * 4 :].unflatten(1, video), noise[:, : NUM_TICKS * 4].unflatten(1, (NUM_TICKS, 4))
-        latents, actions = plan_from(self.bench, session, torch.from_numpy(seen.state), start)
-        return Planned(actions.clamp(-1, 1).numpy(), {"latents": latents.numpy()})
-
-
 class Forgetful:
     """A tabletop that cannot be restored: its episodes are replayed."""
 
@@ -111,20 +75,26 @@ class Forgetful:
         return self._table.is_success
 
 
-def dying_hands(folder: Path, worker: int) -> SmallHands:
-    """Return hands of a worker that kills itself in its third call, once."""
+class TroubledHands(SmallHands):
+    """Hands of a process that, when a file of that name lies in the folder, "die", "sleep" or "fail" with worker 0."""
 
-    class Dying(SmallHands):
-        num_calls = 0
+    def __init__(self, folder: Path, worker: int) -> None:
+        super().__init__(sleep_s=0.005)
+        self.folder, self.worker, self.num_calls = folder, worker, 0
 
-        def __call__(self, asked: Asked) -> Planned:
-            self.num_calls += 1
-            if self.num_calls == 3 and worker == 0 and not (folder / "died").exists():
-                (folder / "died").touch()
-                os.kill(os.getpid(), 9)
-            return super().__call__(asked)
-
-    return Dying(sleep_s=0.01)
+    def __call__(self, asked: Asked) -> Planned:
+        self.num_calls += 1
+        for trouble in ("die", "sleep", "fail"):
+            path = self.folder / trouble
+            if self.worker == 0 and self.num_calls > 2 and path.exists():
+                path.unlink()  # once
+                if trouble == "die":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                elif trouble == "sleep":
+                    time.sleep(1.5)
+                else:
+                    raise ValueError("these hands are tied")
+        return super().__call__(asked)
 
 
 def bits_of(segment: Segment) -> tuple:

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from players import Forgetful, NetworkHands, SmallHands, all_bits, bits_of, groups_of, make_seen_table, make_table
+from network_player import NetworkHands
+from players import EXACT, Forgetful, SmallHands, all_bits, bits_of, groups_of, make_seen_table, make_table
 
 from wamlab.errors import InputError
 from wamlab.rl.play import PlayConfig, play
 from wamlab.rl.records import forget_before
 from wamlab.rl.schedule import ScheduleConfig
-from wamlab.rl.segments import Group, Planned, Setting
+from wamlab.rl.segments import Group, Planned
 from wamlab.rl.store import StoreConfig
 
-EXACT = Setting(seed=3, iteration=2, sampler="small", is_exact=True)
 ONE_AFTER_ANOTHER = PlayConfig(rule="fifo", num_members=3, num_slots=1)
 Bits = dict[tuple[int, int], tuple]
 

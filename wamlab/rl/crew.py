@@ -10,7 +10,6 @@ from torch import Tensor
 
 from wamlab.errors import InputError
 from wamlab.rl.episode import MakeEnv
-from wamlab.rl.jobs import JobKey
 from wamlab.rl.segments import Act, Group, Setting
 from wamlab.rl.worker import Given, Round, Worker
 
@@ -20,8 +19,10 @@ class Heard:
     """What came from a worker."""
 
     worker: int
-    round: Round | None  # None: it has died
-    why: str = ""  # how a dead one ended
+    round: Round | None  # None: it has died, or is back
+    is_back: bool = False  # started again, and ready
+    will_return: bool = False  # of one that has died
+    why: str = ""  # how it ended
 
 
 @runtime_checkable
@@ -36,8 +37,8 @@ class Crew(Protocol):
         """Begin an iteration; return the workers that are alive. What is still under way of another is void."""
         ...
 
-    def give(self, worker: int, given: Sequence[Given], dropped: Sequence[JobKey] = ()) -> None:
-        """Give orders to a worker, and take others from it; after a round with ends it waits for this."""
+    def give(self, worker: int, given: Sequence[Given]) -> None:
+        """Give orders to a worker: once after each of its rounds, maybe none, and when it is idle."""
         ...
 
     def hear(self, timeout_s: float) -> list[Heard]:
@@ -69,9 +70,8 @@ class LocalCrew:
             worker.begin(groups, setting)
         return list(range(self.num_workers))
 
-    def give(self, worker: int, given: Sequence[Given], dropped: Sequence[JobKey] = ()) -> None:
+    def give(self, worker: int, given: Sequence[Given]) -> None:
         """Give orders to a worker."""
-        self.workers[worker].drop(dropped)
         self.workers[worker].give(given)
 
     def hear(self, timeout_s: float) -> list[Heard]:

@@ -147,7 +147,8 @@ class Rollout(Iterator[PlayedGroup]):
         for worker in alive:
             self._fill(worker)
         while not scheduler.is_finished and not self._is_stopped:
-            if not any(self._held) and scheduler.num_waiting:
+            is_alive = len(scheduler.lost) < self.crew.num_workers
+            if is_alive and not any(self._held) and scheduler.num_waiting:
                 raise InputError(f"{scheduler.num_left} episodes need more memory than any worker has")
             for heard in self.crew.hear(LISTEN_S):
                 yield from [self._group(number) for number in self._take(heard)]
@@ -159,10 +160,16 @@ class Rollout(Iterator[PlayedGroup]):
     def _take(self, heard: Heard) -> list[int]:
         """Note what came from a worker and give it more to do; return the groups that are finished now."""
         worker, now_s = heard.worker, time.perf_counter() - self._start_s
+        if heard.is_back:
+            self.scheduler.revive(worker)
+            self._fill(worker)
+            return []
         if heard.round is None:
             self.deaths.append(heard.why)
-            self.num_reissued += self.scheduler.lose(worker)
+            self.num_reissued += self.scheduler.lose(worker, is_dead=not heard.will_return)
+            self.scheduler.lost.add(worker)
             self._held[worker].clear()
+            self._relieved.discard(worker)
             return []
         found = heard.round
         self._busy_s[worker] += found.took_s
@@ -177,7 +184,7 @@ class Rollout(Iterator[PlayedGroup]):
             groups += self._end(worker, ended, now_s)
         if not self._held[worker]:
             self._relieved.discard(worker)
-        self._fill(worker, is_awaited=bool(found.ended))
+        self._fill(worker, is_awaited=True)
         return groups
 
     def _end(self, worker: int, ended: Ended, now_s: float) -> list[int]:
@@ -192,7 +199,7 @@ class Rollout(Iterator[PlayedGroup]):
         return [order.group] if not self._left[order.group] else []
 
     def _fill(self, worker: int, *, is_awaited: bool = False) -> None:
-        """Give a worker what fills its places; one that has just ended something waits for an answer."""
+        """Give a worker what fills its places; one that has told of a round waits for an answer."""
         given = []
         if worker not in self._relieved and self.scheduler.num_waiting:
             now_s = time.perf_counter() - self._start_s
@@ -201,6 +208,7 @@ class Rollout(Iterator[PlayedGroup]):
                 self._num_moves += order.is_move
                 given.append(Given(order, self.records.start_of(order)))
             if given:
+                self.scheduler.hear(worker, now_s)  # its silence counts from here
                 self.records.expect(self.scheduler.upcoming(NUM_EXPECTED) if self.records.has_tiers else ())
         if given or is_awaited:
             self.crew.give(worker, given)

@@ -77,6 +77,7 @@ class Worker:
         start_s = time.perf_counter()
         for item in given:
             key = item.order.key
+            self.drop([key])  # a later order for it makes an earlier one void
             episode = self._resting.pop(key, None)
             if episode is None or episode.num_chunks != item.order.from_chunk:
                 if episode is not None:
