@@ -21,6 +21,7 @@ from wamlab.recipes.datasets import check_data, convert_data, import_video_files
 from wamlab.recipes.measure_data import measure_data
 from wamlab.recipes.parity import parity
 from wamlab.recipes.score import score
+from wamlab.recipes.tune_order import tune
 
 
 def list_all_runs(root: Path = Path("runs")) -> None:
@@ -138,6 +139,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {  # each prints, and may retur
     "weights inspect": inspect_weights,
     "weights convert": convert_weights,
     "plan": plan_training,
+    "tune": tune,
     "demo": demo,
     "bench": bench,
 }
@@ -174,6 +176,7 @@ USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --hel
                               write a checkpoint in another layout or number type
   plan RECIPE --devices 8xH100
                               predict a step there, its memory and its bottleneck: --method, --micro-batch, --backtest
+  tune RECIPE --budget 70GiB  find its fastest micro-batch and recompute plan that fit: --devices 8xH100 for elsewhere
   bench [NAME [DATASET]]      measure one thing against a baseline: --quick, --json
   demo                        dataset, training and result in one go"""
 

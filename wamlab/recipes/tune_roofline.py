@@ -37,9 +37,10 @@ def predict_times(
     num_parameters = count_parameters_once(model)
     is_lora = recipe.train.lora is not None
     trained = max(1, num_parameters // 100) if is_lora else num_parameters
-    block_bytes = 2.0 * num_parameters / model.layers
+    is_narrow = recipe.speed.shard is not None and recipe.speed.shard.has_bf16_weights
+    block_bytes = (2.0 if is_narrow else 4.0) * num_parameters / model.layers
     gather_s = time_collective(block_bytes, limits, achieved) if num_devices > 1 else 0.0
-    reduce_s = gather_s * 2 * trained / num_parameters  # sums are float32
+    reduce_s = gather_s * 4.0 * trained / (num_parameters * (2.0 if is_narrow else 4.0))  # sums are float32
     moved = memory.first.forward["keep"].change - memory.first.forward["full"].change
     copy_s = moved / (achieved.host_link_gb_s * 1e9)
 
