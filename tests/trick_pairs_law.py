@@ -22,6 +22,7 @@ from wamlab.data.write import write_dataset
 from wamlab.flow import flow_loss
 from wamlab.model import presets
 from wamlab.recipes.ablate import prepare_features
+from wamlab.recipes.ablate_turn import take_turn
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import Recipe
 from wamlab.recipes.small import small_5b, write_random_encoders
@@ -107,7 +108,19 @@ def measure(folder: Path) -> dict[str, float]:
     return found
 
 
+def compile_rest(folder: Path) -> dict[str, list[float]]:
+    """Return the losses of three steps, also with a compiled optimiser and compiled encoders: a minute of compiling."""
+    recipe = recipe_in(folder)
+    recipe = replace(recipe, train=replace(recipe.train, num_steps=3))
+    options = {"none": {}, "optimizer": {"has_compiled_optimizer": True}, "encoders": {"has_compiled_encoders": True}}
+    return {
+        name: take_turn(Workbench(replace(recipe, speed=replace(recipe.speed, **option))), 1)["losses"]
+        for name, option in options.items()
+    }
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(measure(Path(sys.argv[1]))))
+    task = compile_rest if sys.argv[2:] == ["rest"] else measure
+    print(json.dumps(task(Path(sys.argv[1]))))
     leave_ranks()
