@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -13,7 +14,6 @@ from torch import Generator, Tensor
 from wamlab.errors import InputError, check_range
 from wamlab.flow import euler_step, solver_levels
 from wamlab.model.kv_cache import History
-from wamlab.model.wam import WorldActionModel
 from wamlab.types import Velocity
 
 
@@ -186,8 +186,16 @@ class StepSkips:
             self._num_skipped = next((count for least, count in DYNAMIC_SKIPS if cosine > least), 0)
 
 
+@runtime_checkable
+class Denoises(Protocol):
+    """What ``sample_block`` asks: a ``WorldActionModel``, or one that evaluates otherwise."""
+
+    @property
+    def denoise(self) -> Callable[..., Velocity]: ...
+
+
 def sample_block(
-    net: WorldActionModel,
+    net: Denoises,
     history: History,
     state: Float[Tensor, "b s k"],
     noise: tuple[Tensor, Tensor],
