@@ -19,16 +19,12 @@ from wamlab.errors import InputError
 from wamlab.recipes.commands import check_numbers, convert_weights, inspect_weights, plan_training, serve, show_robot
 from wamlab.recipes.datasets import check_data, convert_data, import_video_files, make_data, show_data
 from wamlab.recipes.measure_data import measure_data
+from wamlab.recipes.notebook import run_command
 from wamlab.recipes.parity import parity
+from wamlab.recipes.run_commands import RUN_COMMANDS
 from wamlab.recipes.score import score
+from wamlab.recipes.sweep import sweep_command
 from wamlab.recipes.tune_order import tune
-
-
-def list_all_runs(root: Path = Path("runs")) -> None:
-    """List the runs of a folder."""
-    from wamlab.lab.search import list_runs
-
-    print(list_runs(root))
 
 
 def show(name: Positional[str] = "", root: Path = Path("runs"), browser: bool = False) -> None:
@@ -129,7 +125,9 @@ COMMANDS: dict[str, Callable[..., int | None]] = {  # each prints, and may retur
     "data check": check_data,
     "data stats": measure_data,
     "data convert": convert_data,
-    "runs": list_all_runs,
+    "run": run_command,
+    "sweep": sweep_command,
+    **RUN_COMMANDS,
     "show": show,
     "play": play,
     "score": score,
@@ -148,9 +146,11 @@ WITH_RECIPE = {
     "train": ("wamlab.recipes.training", "train_command"),
     "encode": ("wamlab.recipes.encode", "encode_command"),
     "ablate": ("wamlab.recipes.ablate_order", "ablate_command"),
+    "submit": ("wamlab.recipes.submit", "submit_command"),
 }
+FAMILIES = {name.split()[0] for name in COMMANDS if " " in name}
 # of no command that stands alone
-HELP = [[word, "--help"] for word in ("ablate", "data", "encode", "train", "weights")]
+HELP = [[word, "--help"] for word in (*WITH_RECIPE, *FAMILIES - {*COMMANDS})]
 USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --help after its name
 
   data make [ROOT]            make a LeRobot dataset of scripted tabletop episodes
@@ -164,7 +164,13 @@ USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --hel
                               (`wamlab train RECIPE --help` lists them)
   encode RECIPE               make the recipe's features beforehand, for --features.mode cached
   ablate RECIPE               measure what each trick does to the recipe's step, from DreamZero's way to all of them
-  runs                        list the runs
+  run NOTEBOOK                run a notebook into a run folder: -p NAME VALUE, -f params.yaml; --list names them
+  sweep FILE.yaml             train a grid or list of variants of a recipe; the same command goes on where it stopped
+  submit ENGINE RECIPE        write what trains a recipe on many machines: slurm, skypilot or ray
+  runs [ls]                   list the runs; --where train.learning_rate=1e-3 searches
+  runs compare RUN RUN...     differences of configs, figures, losses in one page
+  runs stop|pause|go-on [RUN] act on a run that runs, from anywhere that sees its folder
+  runs rm|export|send RUN     delete it, pack it into one file, send its figures to tensorboard, wandb or trackio
   show [RUN]                  print a run's key figures and write its report
   play [RUN]                  play a run's policy on the tabletop
   score [RUN]                 figures with intervals on held-out episodes, as a page; --closed-loop plays too
@@ -198,6 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hints = {
             "train": "; --resume goes on from the last checkpoint",
             "ablate": "; the same command goes on where this one stopped",
+            "sweep": "; the same command goes on where this one stopped",
             "encode": "; the same command goes on where this one stopped",
         }
         hint = hints.get(words[0], "") if words else ""
@@ -216,7 +223,9 @@ def _run(words: list[str]) -> int:
     if words[0] in WITH_RECIPE:
         place, function = WITH_RECIPE[words[0]]
         return getattr(importlib.import_module(place), function)(words[1:]) or 0
-    name = " ".join(words[:2]) if words[0] in ("data", "weights") else words[0]
+    name = " ".join(words[:2]) if words[0] in FAMILIES else words[0]
+    if name not in COMMANDS and words[0] in COMMANDS and words[1].startswith("-"):
+        name = words[0]  # a family that is a command too, with an option
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, [*COMMANDS, *WITH_RECIPE], n=1, cutoff=0.4)
         hint = f'did you mean "{near[0]}"?' if near else "`wamlab --help` lists them"

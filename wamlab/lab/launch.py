@@ -114,21 +114,23 @@ class Launched:
         """End a pause."""
         ask(self._running(), "go on")
 
-    def stop(self, timeout_s: float | None = 600.0) -> None:
+    def stop(self, timeout_s: int | float | None = 600.0) -> None:
         """End the run after its step with a checkpoint, and wait for that; ``resume=True`` of ``launch`` goes on.
 
         A program that has no run yet is interrupted. Raises TimeoutError if it takes longer.
         """
-        if not self.is_running:
-            return
-        if self.run is not None:
-            with suppress(InputError):  # it ended just now
-                ask(self.run, "stop")
-        elif self.process is not None:
-            self.process.terminate()
+        self.ask_to_stop()
         self._wait(timeout_s)
 
-    def wait(self, timeout_s: float | None = None) -> Record | None:
+    def ask_to_stop(self) -> None:
+        """Do as ``stop`` does without waiting."""
+        if self.is_running and self.run is not None:
+            with suppress(InputError):  # it ended just now
+                ask(self.run, "stop")
+        elif self.is_running and self.process is not None:
+            self.process.terminate()
+
+    def wait(self, timeout_s: int | float | None = None) -> Record | None:
         """Wait for the end and return the run's summary, None after a stop; Ctrl-C stops the run, with a checkpoint.
 
         Raises LaunchError if the run did not end well and TimeoutError if it takes longer than ``timeout_s``.
@@ -142,7 +144,7 @@ class Launched:
             raise LaunchError(self.error)
         return self.run.summary if self.run else None
 
-    def wait_for_run(self, timeout_s: float = 300.0) -> Run:
+    def wait_for_run(self, timeout_s: int | float = 300.0) -> Run:
         """Wait for the run folder; raise LaunchError if the program ends before that, TimeoutError if it hangs."""
         end_s = time.monotonic() + timeout_s
         while self.run is None:
@@ -176,7 +178,7 @@ class Launched:
             raise InputError("the run has not begun: call wait_for_run() first")
         return self.run
 
-    def _wait(self, timeout_s: float | None) -> None:
+    def _wait(self, timeout_s: int | float | None) -> None:
         end_s = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
         while self.is_running:
             if time.monotonic() > end_s:
@@ -217,7 +219,7 @@ def launch(
         *option_words(changes or {}),
         "--runs",
         str(runs),
-        "--logs",
+        "--quiet",
         "--announce",
         str(folder / "run"),
     ]

@@ -26,7 +26,7 @@ class TrainOrder:
     processes: int = 1  # of this machine that train together, on CUDA each on its own device; with torchrun, leave it
     restarts: int = 0  # times that the processes begin again from the newest checkpoint after one of them was lost
     resume: bool = False  # go on with the newest run of this recipe; with the same settings bit for bit
-    logs: bool = False  # print into the run's logs/ rather than here, as all processes but the first always do
+    quiet: bool = False  # print into the run's logs/ rather than here, as all processes but the first always do
     announce: Path | None = None  # file to write the run's folder into, for the program that started this one
 
 

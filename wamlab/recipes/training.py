@@ -56,7 +56,7 @@ def train_recipe(order: TrainOrder) -> None:
             partial = order.announce.with_name(f".{order.announce.name}.partial")
             partial.write_text(str(run.folder.resolve()))
             partial.replace(order.announce)
-        if order.logs or not bench.ranks.is_first:
+        if order.quiet or not bench.ranks.is_first:
             send_output(run.folder, rank)
         fit_with_bar(bench, run)
         if bench.ranks.is_first:
