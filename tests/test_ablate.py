@@ -15,7 +15,7 @@ from wamlab.codec.video import DctCodec, to_video
 from wamlab.data.write import write_dataset
 from wamlab.errors import InputError
 from wamlab.lab.ablation import FULL, OFFICIAL, ablation_table, factors, read_ablation, write_figures
-from wamlab.recipes.ablate import AblationConfig, list_variants, run_turn
+from wamlab.recipes.ablate import AblationConfig, judge_losses, list_variants, run_turn
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import Recipe, tiny
 from wamlab.recipes.small import make_small_5b, small_5b
@@ -152,6 +152,7 @@ def test_an_ablation_runs_to_its_table_and_goes_on_where_it_was(
     assert not result["failures"]
     rows = {row["variant"]: row for row in ablation_table(result)}
     assert all(row["loss differs by"] < 1e-5 for row in rows.values())  # float32
+    assert {row["quality"] for row in rows.values()} == {"equivalent"}
     assert set(factors(result)) == {"asynchronous loading", "stored features"}
     assert all(value is not None for both in factors(result).values() for value in both.values())
     assert "plotly" in write_figures(folder).read_text("utf-8").lower()
@@ -160,6 +161,21 @@ def test_an_ablation_runs_to_its_table_and_goes_on_where_it_was(
     assert read_ablation(folder)["turns"] == before
     assert main([*words, "--train.seed", "1"]) == 2
     assert "other variants" in capsys.readouterr().err
+
+
+def test_losses_are_judged_against_the_official_ones_within_a_margin() -> None:
+    losses = [3.0, 2.5, 2.7, 2.2]
+    turns = {
+        "official baseline": [{"losses": losses}],
+        "rounds otherwise": [{"losses": [loss * (1 + 1e-6 * (-1) ** i) for i, loss in enumerate(losses)]}],
+        "learns worse": [{"losses": [1.05 * loss for loss in losses]}],
+        "wavers": [{"losses": [3.2, 2.3, 2.9, 2.1]}],
+        "has no turn yet": [],
+        "explodes": [{"losses": [3.0, float("nan"), 2.7, 2.2]}],
+    }
+    found = judge_losses(turns)
+    assert list(found.values()) == ["equivalent", "equivalent", "different", "not enough evidence", "different"]
+    assert judge_losses({"official baseline": []}) == {}
 
 
 def test_a_turn_that_fails_says_why(dataset: Path, tmp_path: Path) -> None:

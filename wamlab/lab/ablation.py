@@ -70,6 +70,7 @@ def rows(result: Result) -> list[dict[str, Any]]:
                 "MFU": used["mfu"],
                 "warm-up s": statistics.median(turn["warmup_s"] for turn in turns),
                 "loss differs by": loss_difference(result, name),
+                "quality": result.get("quality", {}).get(name),
             }
         )
     return found

@@ -16,14 +16,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from wamlab.errors import InputError
 from wamlab.lab.ablation import FSDP2, FULL, OFFICIAL, RESULT
 from wamlab.lab.environment import describe_environment
 from wamlab.lab.records import plain, read_json, write_json
 from wamlab.recipes.config import Recipe
 from wamlab.recipes.tricks import TRICKS, Trick, fsdp2_base, official_baseline, with_tricks
+from wamlab.score.parity import compare_means
 from wamlab.speed.ranks import torchrun_command
 
+LOSS_MARGIN = 0.01  # of log losses, within which variants train alike
 NUM_WARMUP = 2  # steps: the first compiles, the second fills what is read ahead
 
 
@@ -96,9 +100,28 @@ def ablate(
                 result["failures"][name] = str(error)
             else:
                 result["turns"][name].append(turn)
+                result["quality"] = judge_losses(result["turns"])
                 yield name, turn
             write_json(folder / RESULT, result)
     return result
+
+
+def judge_losses(turns: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
+    """Return a verdict on each variant's losses against the official baseline's, step by step, within ``LOSS_MARGIN``.
+
+    Steps share samples and noise, so this speaks of the steps taken; `wamlab parity` judges what was learnt.
+    """
+    if not turns.get(OFFICIAL):
+        return {}
+    base = np.log(turns[OFFICIAL][0]["losses"])
+    found: dict[str, str] = {}
+    for name, own in turns.items():
+        if own and np.isfinite(own[0]["losses"]).all():
+            logs = np.log(own[0]["losses"])
+            found[name] = compare_means(base, logs, margin=LOSS_MARGIN, metric="log loss", units="steps").verdict
+        elif own:
+            found[name] = "different"
+    return found
 
 
 def run_turn(recipe: Recipe, folder: Path, num_processes: int = 1) -> dict[str, Any]:
