@@ -25,10 +25,10 @@ from wamlab.recipes.sweep_file import list_trials, read_sweep
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
 FAKE_SLURM = Path(__file__).with_name("fake_slurm")
-NUM_STEPS = 6
+NUM_STEPS = 10
 CHANGES = {
     "robot.view_height_px": 32, "robot.view_width_px": 32, "model.layers": 2, "model.dim": 48, "model.ffn_dim": 96,
-    "evaluation.every": 100, "evaluation.num_clips": 2, "evaluation.noise_levels": [0.5], "checkpoint_every": 3,
+    "evaluation.every": 100, "evaluation.num_clips": 2, "evaluation.noise_levels": [0.5], "checkpoint_every": 5,
     "train.num_steps": NUM_STEPS, "train.batch_size": 2, "sampler.num_steps": 1,
 }  # fmt: skip
 
@@ -109,8 +109,8 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{FAKE_SLURM}:{os.environ['PATH']}", **told}
 
 
-def submit(home: Path, runs: Path, *more: str) -> None:
-    words = ["submit", "slurm", "tiny", *option_words(changes(home)), "--runs", str(runs), "--gpus", "0", *more]
+def submit(told: dict[str, Any], runs: Path, *more: str) -> None:
+    words = ["submit", "slurm", "tiny", *option_words(told), "--runs", str(runs), "--gpus", "0", *more]
     assert main(words) == 0
 
 
@@ -119,7 +119,7 @@ def test_a_notebook_that_loses_a_worker_trains_the_bits_of_an_undisturbed_batch_
 ) -> None:
     """Two processes each: two nodes of a job script; papermill, launch and a kill -9 at a random step."""
     monkeypatch.chdir(tmp_path)
-    submit(home, tmp_path / "batch", "--nodes", "2")
+    submit(changes(home), tmp_path / "batch", "--nodes", "2")
     job = subprocess.run(["bash", "jobs/tiny.sbatch"], env=slurm | {"SLURM_JOB_NODELIST": "localhost,127.0.0.1"})
     assert job.returncode == 0 and not Path(slurm["FAKE_SLURM_LOG"]).exists()
     batch = find_run(tmp_path / "batch")
@@ -128,9 +128,9 @@ def test_a_notebook_that_loses_a_worker_trains_the_bits_of_an_undisturbed_batch_
 
     words = ["run", str(notebook_in(tmp_path, home)), "-p", "runs", str(tmp_path / "two"), "--runs", "executed"]
     executing = subprocess.Popen([sys.executable, "-m", "wamlab.cli", *words], stderr=subprocess.DEVNULL)
-    chosen = random.randrange(1, NUM_STEPS)
+    (victim,) = until(lambda: processes_of(tmp_path / "two", RANK="1", TORCHELASTIC_RESTART_COUNT="0"), executing)
+    chosen = random.randrange(1, NUM_STEPS - 3)  # before the first checkpoint or after it
     until(lambda: num_steps_in(tmp_path / "two") >= chosen, executing)
-    (victim,) = processes_of(tmp_path / "two", RANK="1", TORCHELASTIC_RESTART_COUNT="0")
     os.kill(victim, signal.SIGKILL)
     assert executing.wait(timeout=200) == 0
     lost = find_run(tmp_path / "two")
@@ -145,22 +145,23 @@ def test_a_job_taken_off_its_machine_is_queued_again_and_goes_on(
     home: Path, tmp_path: Path, slurm: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    submit(home, tmp_path / "batch")
+    num_steps, told = 30, changes(home, **{"train.num_steps": 30, "checkpoint_every": 100})
+    submit(told, tmp_path / "batch")
     job = subprocess.Popen(["bash", "jobs/tiny.sbatch"], env=slurm)
     until(lambda: num_steps_in(tmp_path / "batch") >= 1, job)
     job.send_signal(signal.SIGUSR1)
     assert job.wait(timeout=120) == 75
     assert Path(slurm["FAKE_SLURM_LOG"]).read_text() == "requeue 4242\n"
     run = find_run(tmp_path / "batch")
-    assert run.state == "stopped" and run.status["is_preempted"] and 1 <= len(story(run)) < NUM_STEPS
-    train = ["train", "tiny", *option_words(changes(home)), "--runs"]
+    assert run.state == "stopped" and run.status["is_preempted"] and 1 <= len(story(run)) < num_steps
+    train = ["train", "tiny", *option_words(told), "--runs"]
     with monkeypatch.context() as again:  # what torchrun tells its process when Slurm starts the job again
         for name, value in {"SLURM_JOB_ID": "4242", "SLURM_RESTART_COUNT": "1", "TORCHELASTIC_RUN_ID": "4242"}.items():
             again.setenv(name, value)
         assert main([*train, "batch"]) == 0
     assert main([*train, "alone"]) == 0
     assert run.state == "finished" and run.status["num_resumes"] == 1
-    assert story(run) == story(find_run("alone")) and len(story(run)) == NUM_STEPS
+    assert story(run) == story(find_run("alone")) and len(story(run)) == num_steps
 
 
 SWEEP = """
@@ -177,7 +178,7 @@ def test_a_killed_sweep_leaves_no_process_and_goes_on(
 ) -> None:
     """What it launched notices, writes a checkpoint and ends; the same command then does the rest of that run."""
     runs, file = tmp_path / "runs", tmp_path / "rates.yaml"
-    told = {n: str(v) if isinstance(v, Path) else v for n, v in changes(home, **{"train.num_steps": 60}).items()}
+    told = {n: str(v) if isinstance(v, Path) else v for n, v in changes(home, **{"train.num_steps": 30}).items()}
     file.write_text(SWEEP.format(base=json.dumps(told)))
     trials = list_trials(read_sweep(read_yaml(file), "rates.yaml"))
     create_run(runs, trials[0].name, {}).finish()
@@ -191,13 +192,13 @@ def test_a_killed_sweep_leaves_no_process_and_goes_on(
     sweep.send_signal(signal.SIGKILL)
     sweep.wait()
     until(lambda: not processes_of(runs), timeout_s=60)
-    assert run.state == "stopped" and num_steps_in(runs) == num_before < 60
+    assert run.state == "stopped" and num_steps_in(runs) == num_before < 30
     assert (run.checkpoints / f"step_{num_before:08d}" / "state.json").exists()
     capsys.readouterr()
     assert main(["sweep", str(file), "--runs", str(runs)]) == 0
     said = capsys.readouterr().out
     assert "3 runs, 1 of them finished" in said and "1 of 3 are left" in said
-    assert run.state == "finished" and run.status["num_resumes"] == 1 and len(story(run)) == 60
+    assert run.state == "finished" and run.status["num_resumes"] == 1 and len(story(run)) == 30
     assert run.config["train"]["learning_rate"] == 2e-3
 
 
