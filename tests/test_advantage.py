@@ -11,6 +11,7 @@ from wamlab.rl.advantage import (
     GRPO,
     SIMPLE_VLA,
     GroupConfig,
+    chunk_advantages,
     episode_weights,
     generalized_advantages,
     group_advantages,
@@ -123,3 +124,18 @@ def test_gae_without_traces_is_one_step_s_surprise() -> None:
     advantages, _ = generalized_advantages(rewards, values, is_done, discount=0.9, trace=0.0)
     assert torch.allclose(advantages[:, 0], rewards[:, 0] + 0.9 * values[:, 1] - values[:, 0])
     assert torch.allclose(advantages[:, 2], rewards[:, 2] - values[:, 2])
+
+
+def test_chunks_are_compared_with_their_siblings_chunks_of_the_same_number() -> None:
+    """Two members of two chunks, a third of three: discounted rewards to come less the mean of that number."""
+    rewards = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.5, 0.5, 2.0], dtype=torch.float64)
+    episode = torch.tensor([0, 0, 1, 1, 2, 2, 2])
+    found = chunk_advantages(rewards, episode, discount=0.5, config=DR_GRPO)
+    returns = torch.tensor([0.5, 1.0, 0.0, 0.0, 1.25, 1.5, 2.0], dtype=torch.float64)
+    means = torch.tensor([1.75 / 3, 2.5 / 3], dtype=torch.float64)
+    wanted = torch.cat([returns[:2] - means, returns[2:4] - means, returns[4:6] - means, torch.zeros(1)])
+    torch.testing.assert_close(found, wanted)
+    scaled = chunk_advantages(rewards, episode, discount=0.5, config=GRPO)
+    torch.testing.assert_close(scaled, wanted / (wanted.std() + 1e-6))
+    shifted = rewards + torch.tensor([7.0, 0, 7, 0, 7, 0, 0], dtype=torch.float64)  # what all start with says nothing
+    torch.testing.assert_close(chunk_advantages(shifted, episode, discount=0.5, config=DR_GRPO), wanted)

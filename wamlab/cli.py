@@ -21,6 +21,7 @@ from wamlab.recipes.datasets import check_data, convert_data, import_video_files
 from wamlab.recipes.measure_data import measure_data
 from wamlab.recipes.notebook import run_command
 from wamlab.recipes.parity import parity
+from wamlab.recipes.rl_simulate import simulate_rollouts
 from wamlab.recipes.run_commands import RUN_COMMANDS
 from wamlab.recipes.score import score
 from wamlab.recipes.sweep import sweep_command
@@ -138,6 +139,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {  # each prints, and may retur
     "weights convert": convert_weights,
     "plan": plan_training,
     "tune": tune,
+    "simulate": simulate_rollouts,
     "demo": demo,
     "bench": bench,
 }
@@ -146,6 +148,7 @@ WITH_RECIPE = {
     "train": ("wamlab.recipes.training", "train_command"),
     "encode": ("wamlab.recipes.encode", "encode_command"),
     "ablate": ("wamlab.recipes.ablate_order", "ablate_command"),
+    "rl": ("wamlab.recipes.rl_order", "rl_command"),
     "submit": ("wamlab.recipes.submit", "submit_command"),
 }
 FAMILIES = {name.split()[0] for name in COMMANDS if " " in name}
@@ -183,6 +186,8 @@ USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --hel
   plan RECIPE --devices 8xH100
                               predict a step there, its memory and its bottleneck: --method, --micro-batch, --backtest
   tune RECIPE --budget 70GiB  find its fastest micro-batch and recompute plan that fit: --devices 8xH100 for elsewhere
+  rl RECIPE --start RUN       post-train a run's policy on the tabletop: rl_tabletop_grpo or rl_tabletop_nft; --resume
+  simulate                    play rollouts in simulated time, by every rule: --lengths, --rule, --service, --workers
   bench [NAME [DATASET]]      measure one thing against a baseline: --quick, --json
   demo                        dataset, training and result in one go"""
 

@@ -80,6 +80,35 @@ def group_advantages(rewards: Float[Tensor, "groups members"], config: GroupConf
     return GroupAdvantages(centred, is_kept, is_flat)
 
 
+def chunk_advantages(
+    rewards: Float[Tensor, " b"],
+    episode: Int[Tensor, " b"],
+    *,
+    discount: float = 0.7,
+    config: GroupConfig = GRPO,
+) -> Float[Tensor, " b"]:
+    """Compare each chunk of a group with its siblings' chunks of the same number: reward still to come minus the mean.
+
+    Chunks come in order, episode after episode. A member who alone has lived so long has advantage 0 there. Unlike
+    GRPO's process supervision (arXiv 2402.03300, 4.1.3) what is yet to come is discounted, and the mean is of one
+    chunk number, so that long episodes are not compared with the beginnings of short ones. Scaled by the spread of all
+    chunks of the group unless the config says "none".
+    """
+    number, returns = torch.zeros_like(episode), rewards.double().clone()
+    for row in range(1, len(episode)):
+        if episode[row] == episode[row - 1]:
+            number[row] = number[row - 1] + 1
+    for row in reversed(range(len(episode) - 1)):
+        if episode[row] == episode[row + 1]:
+            returns[row] += discount * returns[row + 1]
+    counts = torch.bincount(number)
+    means = torch.zeros(len(counts), dtype=returns.dtype).index_add(0, number, returns) / counts
+    centred = torch.where(counts[number] > 1, returns - means[number], 0)
+    if config.scale == "none" or len(centred) <= config.ddof:
+        return centred
+    return centred / (centred.std(correction=config.ddof) + config.epsilon)
+
+
 def episode_weights(
     num_chunks: Int[Tensor, " episodes"], cap: int, length_weighting: str
 ) -> tuple[Float[Tensor, " episodes"], Float[Tensor, " episodes"]]:

@@ -1,0 +1,187 @@
+"""The parts of a post-training on the tabletop: what plays, what is learnt from it, how success is measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from wamlab.data.robot import short_name
+from wamlab.flow import solver_levels
+from wamlab.model.lora import freeze
+from wamlab.recipes.policy import WamPolicy
+from wamlab.recipes.rl_config import RlRecipe
+from wamlab.recipes.rl_examples import Build, finished, nft_example, policy_example
+from wamlab.recipes.rl_policy import ChainPolicy
+from wamlab.rl.flow_policy import FlowSde
+from wamlab.rl.nft import follow, nft_loss
+from wamlab.rl.objectives import PolicyTerms, policy_loss
+from wamlab.rl.play import PlayConfig, PlayedGroup, play
+from wamlab.rl.segments import Group, Setting
+from wamlab.rl.update import FinishedGroup, check_ratios, joined
+from wamlab.score.success import wilson_interval
+from wamlab.sim.vector import TabletopVector
+from wamlab.train import step_generator
+from wamlab.types import LossTerms, Samples
+
+
+@dataclass
+class RlBench:
+    """The parts of a post-training: the policy that plays, and what learns from it."""
+
+    recipe: RlRecipe
+    start: WamPolicy  # its network is the one that is trained
+    notes: dict[str, float] = field(default_factory=dict)  # of the newest iteration
+    _num_unchecked: int = 0  # samples whose ratios must be 1, as no update has used them
+
+    def __post_init__(self) -> None:
+        freeze(self.net, self.recipe.train.frozen)
+
+    @property
+    def net(self) -> nn.Module:
+        return self.start.bench.net
+
+    @property
+    def device(self) -> torch.device:
+        return self.start.bench.device
+
+    @cached_property
+    def old(self) -> nn.Module:
+        """Return the network that played, as nft compares with it."""
+        return deepcopy(self.net).requires_grad_(False)
+
+    @cached_property
+    def levels(self) -> list[float]:
+        return solver_levels(self.recipe.num_sampler_steps, self.start.bench.recipe.noise.shift).tolist()
+
+    def sde(self, noise_scale: float) -> FlowSde:
+        """Return how denoising steps are drawn; without noise they follow the ODE."""
+        return FlowSde(level_cap=self.levels[1] if len(self.levels) > 2 else 0.5, noise_scale=noise_scale)
+
+    def policy(self, noise_scale: float) -> ChainPolicy:
+        """Return the policy that plays, with as much exploration."""
+        steps = self.recipe.explore.steps or None
+        return ChainPolicy(self.start.bench, self.start.normalizers, self.sde(noise_scale), steps=steps)
+
+    def make_env(self, task: str) -> TabletopVector:
+        """Return one table of a task, "family split", as the policy's robot sees it."""
+        robot = self.start.bench.recipe.robot
+        return TabletopVector(
+            1,
+            *task.split(),
+            size=(robot.view_height_px, robot.view_width_px),
+            cameras=tuple(short_name(camera) for camera in robot.cameras),
+            reward="dense" if self.recipe.reward.kind == "progress" else "sparse",
+        )
+
+    def groups(self, number: int, first_seed: int) -> list[Group]:
+        """Return scenes with seeds from ``first_seed`` on, of the recipe's splits in turns."""
+        family, splits = self.recipe.family, self.recipe.splits
+        num_ticks = self.start.bench.recipe.model.actions_per_block
+        blind = {split: TabletopVector(1, family, split, cameras=()) for split in splits}
+        groups = []
+        for index in range(number):
+            split = splits[index % len(splits)]
+            blind[split].reset(seed=[first_seed + index])  # a scene's time limit depends on its goals
+            (most_ticks,) = blind[split].call("_max_episode_steps")
+            groups.append(Group(index, f"{family} {split}", first_seed + index, cap=-(-most_ticks // num_ticks)))
+        return groups
+
+    def play(self, iteration: int) -> Iterator[PlayedGroup]:
+        """Play an iteration, counted from 0, by the weights as they are."""
+        recipe, policy = self.recipe, self.policy(self.recipe.explore.noise_scale)
+        groups = self.groups(recipe.num_groups, recipe.first_seed + iteration * recipe.num_groups)
+        setting = Setting(recipe.train.seed, iteration, iteration, policy.sampler)
+        return play(groups, setting, policy, self.make_env, config=recipe.play)
+
+    def finish(self, played: PlayedGroup, iteration: int) -> FinishedGroup:
+        """Return a played group's part of the update."""
+        recipe = self.recipe
+        build: Build = partial(policy_example, log_prob=recipe.policy.log_prob)
+        if recipe.objective == "nft":
+            steps = recipe.explore.steps or range(recipe.num_sampler_steps)
+            visited = [self.levels[step] for step in steps]
+            levels = torch.tensor(visited, dtype=torch.float64, device=self.device)
+            build = partial(
+                nft_example,
+                config=recipe.nft,
+                noise=self.start.bench.recipe.noise,
+                generator=step_generator(
+                    recipe.train.seed, iteration * recipe.num_groups + played.group.number, self.device
+                ),
+                levels=levels if recipe.nft_levels == "sampler" else None,
+                num_draws=recipe.num_draws,
+            )
+        return finished(
+            played,
+            iteration,
+            build,
+            self.start.normalizers,
+            self.device,
+            reward=recipe.reward,
+            config=recipe.group,
+        )
+
+    def loss(self, example: Any) -> LossTerms:
+        """Return the objective's loss; before an iteration's first update ratios must be 1."""
+        recipe = self.recipe
+        if recipe.objective == "nft":
+            terms: LossTerms = nft_loss(self.net, self.old, example, recipe.nft)
+        else:
+            terms = policy_loss(self.net, self.sde(recipe.explore.noise_scale), example, recipe.policy)
+        if self._num_unchecked > 0:
+            self._num_unchecked -= len(example)
+            if isinstance(terms, PolicyTerms):
+                check_ratios(terms)
+                self.notes["ratio_error"] = max(self.notes["ratio_error"], terms.ratio_error.item())
+        return terms
+
+    def evaluate(self) -> dict[str, Any]:
+        """Return the success on held-out scenes, without exploration, with its 95 % Wilson interval."""
+        wanted = self.recipe.evaluation
+        config = PlayConfig(num_members=1, num_slots=self.recipe.play.num_slots)
+        policy = self.policy(0.0)
+        groups = self.groups(wanted.num_episodes, wanted.first_seed)
+        setting = Setting(self.recipe.train.seed, 0, 0, policy.sampler)
+        played = play(groups, setting, policy, self.make_env, config=config)
+        won = {p.group.number: int(p.segments[0].is_success) for p in played}
+        ordered = [won[group.number] for group in groups]
+        parts = {split: ordered[turn :: len(self.recipe.splits)] for turn, split in enumerate(self.recipe.splits)}
+        low, high = wilson_interval(sum(ordered), len(ordered))
+        return {
+            "success": sum(ordered) / len(ordered),
+            "low": low,
+            "high": high,
+            "by_split": {split: sum(own) / len(own) for split, own in parts.items() if own},
+            "won": ordered,
+        }
+
+    def update_from(self, iteration: int) -> Samples:
+        """Play an iteration by the weights as they are; return the example that its updates learn from.
+
+        Raises InputError where no group had anything to say.
+        """
+        start_s = time.perf_counter()
+        if self.recipe.objective == "nft":
+            follow(self.old, self.net, 0.0)
+        played = list(self.play(iteration))
+        play_s = time.perf_counter() - start_s
+        groups = [self.finish(group, iteration) for group in played]
+        example = joined(groups, iteration)
+        segments = [segment for group in played for segment in group.segments]
+        self.notes = {
+            "success": sum(segment.is_success for segment in segments) / len(segments),
+            "num_episodes": len(segments),
+            "num_chunks": sum(segment.num_chunks for segment in segments),
+            "num_flat": sum(group.is_flat for group in groups),
+            "play_s": play_s,
+            "ratio_error": 0.0,
+        }
+        self._num_unchecked = len(example)
+        return example
