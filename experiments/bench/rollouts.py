@@ -1,9 +1,15 @@
-"""Scheduling of rollouts alone: what the order of episodes is worth, in simulated time, paired by seed.
+"""Rollouts: what the order of episodes is worth, how well simulated time is real time, what the engine costs a chunk.
 
     wamlab bench rollouts [--quick] [--json]
 
-24 groups of 8 episodes on 8 workers of 8 places, episode lengths as three benchmarks have them, three lines of service
-times. Every rule plays the same episodes with the same times in their environments. Nothing here plays a real policy.
+Scheduling: in simulated time, paired by seed. 24 groups of 8 episodes on 8 workers of 8 places, episode lengths as
+three benchmarks have them, three lines of service times; every rule plays the same episodes with the same times.
+
+Simulator: the same schedules on real worker processes whose policy and environments sleep or compute (the latter two
+processes only), against the simulator told the cost line of those very rounds.
+
+Engine: rounds of the demo's network on tabletops, played by a worker process under the scheduler, over the time of
+policy and environments in those very rounds; and over those of a bare loop ("paired").
 """
 
 from __future__ import annotations
@@ -13,17 +19,25 @@ import sys
 import time
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from wamlab.lab.table import Table
+from wamlab.recipes.rehearsal import RandomWam, chunk_latency_ratios, make_tabletop
 from wamlab.rl.length_models import LENGTH_MODELS, draw_lengths
+from wamlab.rl.play import PlayConfig
+from wamlab.rl.process_workers import ProcessCrew
+from wamlab.rl.rehearse import RehearsalEnv, RehearsalPolicy, rehearse, simulator_error
 from wamlab.rl.rules import RULES
-from wamlab.rl.service import SERVICES
+from wamlab.rl.service import SERVICES, Service
 from wamlab.rl.simulate import Timeline, least_makespan_s, simulate
 
 NUM_GROUPS, GROUP_SIZE, NUM_WORKERS, NUM_SEEDS = 24, 8, 8, 10
 SIMPLE = ("static", "fifo", "rounds")
 HEADLINE = "balanced"
+ASLEEP = Service(fixed_s=0.03, row_s=0.004, env_s=0.006, has_parallel_envs=False)
+COMPUTING = Service(fixed_s=0.006, row_s=0.008, env_s=0.0, env_spread=0.0, has_parallel_envs=False)
+REHEARSED = ("context", "static", "rounds")
 
 
 def measure(model: str, service: str, num_seeds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
@@ -69,6 +83,38 @@ def measure(model: str, service: str, num_seeds: int) -> tuple[list[dict[str, An
     }
 
 
+def rehearse_all(*, is_quick: bool) -> list[dict[str, Any]]:
+    """Play schedules on sleeping and on computing processes; return a row a setting with the simulator's error."""
+    rows = []
+    for kind, service, num_workers, num_slots in (
+        ("asleep", ASLEEP, 4 if is_quick else 8, 2),
+        ("computing", COMPUTING, 2, 4),
+    ):
+        with ProcessCrew(RehearsalPolicy, RehearsalEnv, num_workers=num_workers, num_slots=num_slots) as crew:
+            pairs = [(rule, model) for rule in REHEARSED for model in LENGTH_MODELS]
+            if is_quick:
+                pairs = list(zip(REHEARSED, LENGTH_MODELS, strict=True))
+            for rule, model in tqdm(pairs, desc=f"{kind}, {num_workers} workers", file=sys.stderr):
+                lengths = draw_lengths(LENGTH_MODELS[model], 4 if is_quick else 6, 4, seed=1)
+                config = PlayConfig(rule=rule, num_members=4)
+                rollout = rehearse(lengths, service, crew, config, seed=1, is_computing=kind == "computing")
+                row = {"workers": f"{num_workers}, {kind}", "rule": rule, "lengths": model}
+                error = simulator_error(rollout, lengths, service, seed=1)
+                rows.append(row | {"real s": rollout.timeline.makespan_s, "error": error})
+    return rows
+
+
+def measure_latency(*, is_quick: bool) -> dict[str, list[float]]:
+    """Return what a round takes under the scheduler over what it takes without, pair by pair."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the worker
+    try:
+        with ProcessCrew(RandomWam, make_tabletop, num_workers=1, num_slots=4) as crew:
+            return chunk_latency_ratios(crew, RandomWam(), 3 if is_quick else 7, num_groups=2 if is_quick else 4)
+    finally:
+        torch.set_num_threads(num_threads)
+
+
 def run(*, is_quick: bool) -> dict[str, Any]:
     """Measure all settings; the figures are those of the worst length model at the balanced service, then each one."""
     start_s = time.perf_counter()
@@ -87,6 +133,14 @@ def run(*, is_quick: bool) -> dict[str, Any]:
     }
     figures["settings"] = {", ".join(setting): ratios for setting, ratios in found.items()}
     figures["num_seeds"] = num_seeds
+    rehearsed = rehearse_all(is_quick=is_quick)
+    print(Table(rehearsed))
+    figures["simulator_error"] = max(abs(row["error"]) for row in rehearsed)
+    figures["num_rehearsed"] = len(rehearsed)
+    ratios = measure_latency(is_quick=is_quick)
+    figures["chunk_latency_ratio"] = statistics.median(ratios["own"])
+    figures["chunk_latency_ratio_paired"] = statistics.median(ratios["paired"])
+    figures["chunk_latency_ratios"] = ratios
     figures["minutes"] = (time.perf_counter() - start_s) / 60
     return figures
 

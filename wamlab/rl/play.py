@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Thread
+from typing import NamedTuple
 
 from wamlab.errors import InputError, check_range
 from wamlab.rl.crew import Crew, Heard, LocalCrew
@@ -77,6 +78,17 @@ def play(
     return Rollout(groups, setting, crew, config=config, store=store)
 
 
+class Pace(NamedTuple):
+    """What one round took."""
+
+    worker: int
+    num_rows: int
+    cycle_s: float  # since the worker's round before, or since it had something to do again
+    took_s: float  # of that in the worker itself
+    played_s: float  # of that in what any loop would do
+    policy_s: float  # of that in the policy
+
+
 class Rollout(Iterator[PlayedGroup]):
     """An iteration of episodes on any crew: iterate it for the groups, ask it for the timeline at any moment.
 
@@ -106,10 +118,12 @@ class Rollout(Iterator[PlayedGroup]):
         self.scheduler = Scheduler(jobs, [limits] * crew.num_workers, rule, self.config.schedule, notes=notes)
         self.deaths: list[str] = []  # why workers died
         self.num_reissued = 0
+        self.paces: list[Pace] = []  # of every round
         self._left = Counter(job.group for job in jobs if not job.is_done)
         self._held: list[dict[JobKey, float]] = [{} for _ in range(crew.num_workers)]  # since when, as given
         self._relieved: set[int] = set()  # slow or silent ones, until what they hold has come
         self._num_rounds = [0] * crew.num_workers
+        self._since_s = [0.0] * crew.num_workers  # it was answered, or had something to do again
         self._start_s = time.perf_counter()
         self._busy_s = [0.0] * crew.num_workers
         self._finish_s: dict[JobKey, float] = {}
@@ -174,6 +188,9 @@ class Rollout(Iterator[PlayedGroup]):
         found = heard.round
         self._busy_s[worker] += found.took_s
         self._num_chunks += found.num_chunks
+        cycle_s = now_s - self._since_s[worker]
+        self.paces.append(Pace(worker, found.num_rows, cycle_s, found.took_s, found.played_s, found.policy_s))
+        self._since_s[worker] = now_s
         self._num_rounds[worker] += 1
         pace_s = found.took_s if self._num_rounds[worker] >= LEAST_ROUNDS else None
         self.scheduler.hear(worker, now_s, pace_s)
@@ -203,6 +220,8 @@ class Rollout(Iterator[PlayedGroup]):
         given = []
         if worker not in self._relieved and self.scheduler.num_waiting:
             now_s = time.perf_counter() - self._start_s
+            if not is_awaited:
+                self._since_s[worker] = now_s
             for order in self.scheduler.fill(worker):
                 self._held[worker][order.key] = now_s
                 self._num_moves += order.is_move

@@ -36,8 +36,9 @@ class Round:
     finished: tuple[JobKey, ...]  # episodes that reached their end in it
     num_rows: int  # episodes in the policy's batch
     num_chunks: int  # played; less than the rows where finished episodes are held
-    took_s: float  # wall time, restoring included
-    policy_s: float
+    took_s: float  # wall time of all of it
+    played_s: float  # of that in beginning episodes, in the policy and in environments: any loop would spend it
+    policy_s: float  # of that in the policy
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Worker:
         self._resting: dict[JobKey, Episode] = {}  # went back to the queue; goes on here without restoring
         self._free: dict[str, list[Env]] = {}
         self._num_envs = 0
-        self._begun_s = 0.0
+        self._given_s = self._begun_s = 0.0  # spent on new orders since the last round
 
     def begin(self, groups: Mapping[int, Group], setting: Setting) -> None:
         """Begin an iteration; what was played of another is forgotten."""
@@ -74,8 +75,9 @@ class Worker:
 
     def give(self, given: Iterable[Given]) -> None:
         """Take orders; their episodes are part of the next round."""
-        start_s = time.perf_counter()
+        first_s = time.perf_counter()
         for item in given:
+            start_s = time.perf_counter()
             key = item.order.key
             self.drop([key])  # a later order for it makes an earlier one void
             episode = self._resting.pop(key, None)
@@ -85,7 +87,9 @@ class Worker:
                 group = self.groups[item.order.group]
                 episode = Episode(self._env(group.task), group, item.order.member, self.setting, item.start)
             self.places[key] = _Place(episode, item.order)
-        self._begun_s += time.perf_counter() - start_s
+            if item.start is None:
+                self._begun_s += time.perf_counter() - start_s
+        self._given_s += time.perf_counter() - first_s
 
     def drop(self, keys: Sequence[JobKey]) -> None:
         """Stop playing some episodes, without a word about them."""
@@ -100,12 +104,14 @@ class Worker:
         batches = [[p] for p in places] if self.setting.is_exact else [places]
         plans = [plan for batch in batches for plan in plan_next(self.act, [p.episode for p in batch])]
         policy_s = time.perf_counter() - start_s
-        ended, finished, num_chunks = [], [], 0
+        ended, finished, num_chunks, played_s = [], [], 0, policy_s + self._begun_s
         for place, plan in zip(places, plans, strict=True):
             episode = place.episode
             place.num_rounds += 1
             if not episode.is_done:
+                before_s = time.perf_counter()
                 episode.execute(*plan)
+                played_s += time.perf_counter() - before_s
                 num_chunks += 1
                 if episode.is_done:
                     finished.append(episode.key)
@@ -119,8 +125,9 @@ class Worker:
                     self._resting[episode.key] = episode
         while len(self._resting) > self.num_slots:
             self._rest(next(iter(self._resting)))
-        took_s, self._begun_s = time.perf_counter() - start_s + self._begun_s, 0.0
-        return Round(tuple(ended), tuple(finished), len(places), num_chunks, took_s, policy_s)
+        took_s = time.perf_counter() - start_s + self._given_s
+        self._given_s = self._begun_s = 0.0
+        return Round(tuple(ended), tuple(finished), len(places), num_chunks, took_s, played_s, policy_s)
 
     def _rest(self, key: JobKey) -> None:
         self._put_back(self._resting.pop(key))
