@@ -17,7 +17,7 @@ import pytest
 from wamlab.cli import main
 from wamlab.errors import InputError, Stopped
 from wamlab.lab.control import Wishes, ask
-from wamlab.lab.launch import LaunchError, attach, launch, option_words
+from wamlab.lab.launch import Launched, LaunchError, attach, launch, option_words
 from wamlab.lab.lock import take_lock
 from wamlab.lab.run import Run, create_run, find_run, read_metrics
 from wamlab.recipes.notebook import read_yaml
@@ -224,6 +224,11 @@ def test_the_process_that_failed_first_is_shown(tmp_path: Path) -> None:
     assert job.error.startswith("process 1 failed first: ValueError: the <cause>") and "Traceback" in job.error
     assert job.exit_codes == {0: 1, 1: 1}
     assert "the &lt;cause&gt;" in job._repr_html_()
+    summary = "Failures:\n[1]:\n  rank      : {} (local_rank: 1)\n  exitcode  : {} (pid: 4) \n  error_file: <N/A>\n"
+    (tmp_path / "output.log").write_text(summary.format(2, -9) + summary.format(3, -15))
+    job = Launched(tmp_path, None, run)  # one that was killed could say nothing
+    assert job.exit_codes == {0: 1, 1: 1, 2: -9, 3: -15}
+    assert job.error.startswith("process 2 was ended by signal 9\nprocess 1 failed then: ValueError")
 
 
 def test_wishes_reach_a_running_run_only(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -96,12 +97,15 @@ class Launched:
         """Why the run did not end well: the process that failed first, its traceback or the end of its log."""
         if self.state not in ("failed", "lost"):
             return ""
+        # The others end because of it: by torchrun's SIGTERM, or as they cannot reach it any more.
+        deaths = {rank: -code for rank, code in self.exit_codes.items() if code < 0 and -code != signal.SIGTERM}
+        killed = [f"process {rank} was ended by signal {number}" for rank, number in deaths.items()]
         ends = [end for end in read_ends(self.run.folder) if end["error"]] if self.run else []
         if ends and self.run:
             rank, why = ends[0]["rank"], ends[0]["error"]
             shown = ends[0]["traceback"] or last_lines(log_of(self.run.folder, rank), NUM_LINES)
-            return f"process {rank} failed first: {why}\n{shown}\n{self.run.folder}"
-        killed = [f"process {rank} was ended by signal {-code}" for rank, code in self.exit_codes.items() if code < 0]
+            how = f"process {rank} failed {'then' if killed else 'first'}: {why}"
+            return "\n".join([*killed, how, shown, str(self.run.folder)])
         place = self.run.folder if self.run else self.folder
         said = self.output.strip().splitlines()[-NUM_LINES:]
         return "\n".join([*killed, *said, f"exit status {self.exit_code}", str(place)])
