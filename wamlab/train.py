@@ -34,6 +34,8 @@ from wamlab.speed.ranks import Ranks
 from wamlab.speed.update import clip_gradients, set_rate
 from wamlab.types import Batch, FlowExample, Loss, LossTerms, StepRecord
 
+TakeStep = Callable[[int], Sequence[float]]  # does a step in so many micro-batches
+
 OPTIMIZERS = ("adamw", "muon", "adamw8bit")
 
 
@@ -209,6 +211,7 @@ def train(
     ranks: Ranks | None = None,
     set_sync: Callable[[bool], None] | None = None,
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    guard: Callable[[int, Any, TakeStep], Sequence[float]] | None = None,
 ) -> Iterator[StepRecord]:
     """Take steps ``first_step + 1 .. config.num_steps``, yielding what each one did.
 
@@ -217,6 +220,8 @@ def train(
     the update. Of several processes with a sharded network each gives its part of the batch; ``set_sync`` is told
     before each micro-batch whether gradients are to be summed over processes after it (after the last one only).
     ``wrap`` takes forward and backward of a micro-batch as one function of trees of tensors, e.g. to capture it.
+    ``guard`` is given a step's number, its example and what takes the step in so many micro-batches, and returns what
+    that returns; where memory fails before the update it may take the step again in another way.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     clock, ranks = clock or Clock(parameters[0].device), ranks or Ranks()
@@ -226,26 +231,33 @@ def train(
     else:  # nothing of the host, clocks included, may be in what is captured
         both = clock.timed("forward and backward", wrap(partial(_forward_backward, loss, config, device, None)))
     source = iter(islice(examples, config.num_steps - first_step))
+
+    def take_step(step: int, example: Any, num_micro_batches: int) -> Sequence[float]:
+        """Do all of a step; return the total, video and action loss and the gradient norm."""
+        terms = _accumulate(both, example, num_micro_batches, set_sync)
+        with clock.measured("optimizer"):
+            gradient_norm = clip_gradients(parameters, config.max_gradient_norm)
+            means = ranks.mean(torch.stack(terms))
+            done = torch.stack([*means, gradient_norm.to(means)]).tolist()  # waits once
+            if not (math.isfinite(done[0]) and math.isfinite(done[-1])):
+                raise FloatingPointError(
+                    f"step {step}: the loss is {done[0]} and the gradient norm {done[-1]}; "
+                    "the weights were left as they are"
+                )
+            set_rate(optimizer, cosine_rate(step, config))
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if ema is not None:
+                ema.update(step)
+        return done
+
     for step in range(first_step + 1, config.num_steps + 1):
         start_s = time.perf_counter()
         example = next(source, None)
         if example is None:
             raise InputError(f"the examples ended before step {step} of {config.num_steps}: give an endless iterator")
-        terms = _accumulate(both, example, config, set_sync)
-        with clock.measured("optimizer"):
-            gradient_norm = clip_gradients(parameters, config.max_gradient_norm)
-            means = ranks.mean(torch.stack(terms))
-            total, video, action, norm = torch.stack([*means, gradient_norm.to(means)]).tolist()  # waits once
-            if not (math.isfinite(total) and math.isfinite(norm)):
-                raise FloatingPointError(
-                    f"step {step}: the loss is {total} and the gradient norm {norm}; the weights were left as they are"
-                )
-            rate = cosine_rate(step, config)
-            set_rate(optimizer, rate)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            if ema is not None:
-                ema.update(step)
+        take = partial(take_step, step, example)
+        total, video, action, norm = take(config.num_micro_batches) if guard is None else guard(step, example, take)
         split_s = clock.take()
         yield StepRecord(
             step=step,
@@ -253,7 +265,7 @@ def train(
             video_loss=video,
             action_loss=action,
             gradient_norm=norm,
-            learning_rate=rate,
+            learning_rate=cosine_rate(step, config),
             num_samples=len(example) * ranks.world_size,
             step_s=time.perf_counter() - start_s,
             split_s=split_s,
@@ -262,10 +274,10 @@ def train(
 
 
 def _accumulate(
-    both: Callable[..., Sequence[Tensor]], example: Any, config: TrainConfig, set_sync: Callable[[bool], None] | None
+    both: Callable[..., Sequence[Tensor]], example: Any, num_micro_batches: int, set_sync: Callable[[bool], None] | None
 ) -> list[Tensor]:
     """Run forward and backward over the micro-batches; return the mean total, video and action loss."""
-    size = math.ceil(len(example) / config.num_micro_batches)
+    size = math.ceil(len(example) / num_micro_batches)
     weighted: list[Sequence[Tensor]] = []
     for start in range(0, len(example), size):
         part = example[start : start + size] if size < len(example) else example

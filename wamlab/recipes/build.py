@@ -29,6 +29,7 @@ from wamlab.recipes.network import build_net, is_shared
 from wamlab.recipes.parts import Part, mixed, open_parts
 from wamlab.speed.clock import Clock
 from wamlab.speed.graph import captured
+from wamlab.speed.guard import Guard
 from wamlab.speed.ranks import Ranks, read_ranks
 from wamlab.train import Ema, make_optimizer, noised_examples, train
 from wamlab.types import Encode, FlowExample, StepRecord
@@ -151,9 +152,12 @@ class Workbench:
         *,
         first_step: int = 0,
         ema: Ema | None = None,
+        guard: Guard | None = None,
     ) -> Generator[StepRecord, None, None]:
         """Take the steps after ``first_step`` with every trick of the recipe, and end the examples."""
-        recipe = self.recipe
+        recipe, wrap = self.recipe, self.wrap
+        if guard is not None and wrap is not None:
+            wrap = guard.forgetting(wrap)
         if recipe.speed.has_compiled_optimizer:
             from wamlab.speed.compile import compiled_step  # the compiler takes a second to import
 
@@ -169,7 +173,8 @@ class Workbench:
                 clock=clock,
                 ranks=self.ranks,
                 set_sync=getattr(self.net, "set_requires_gradient_sync", None),  # of a shared network
-                wrap=self.wrap,
+                wrap=wrap,
+                guard=guard,
             )
         finally:
             examples.close()

@@ -27,6 +27,7 @@ from wamlab.model.weights import fingerprint
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import Recipe
 from wamlab.recipes.evaluate import Evaluation, HeldOut, evaluate, read_held_out
+from wamlab.recipes.guarded import guard_of
 from wamlab.recipes.parts import fingerprint_of
 from wamlab.recipes.utilization import utilization_of
 from wamlab.speed.clock import Clock
@@ -146,6 +147,7 @@ def fit(bench: Workbench, run: Run, wishes: Wishes | None = None) -> Generator[S
     if ranks.is_first:
         run.truncate_metrics(first_step or -1)  # without a checkpoint nothing stays, not even the evaluation before
     held_out = read_held_out(bench)
+    guard = guard_of(bench, optimizer, ema, run.folder)
     utilization = utilization_of(bench)
     if first_step == 0:
         log_evaluation(bench, run, held_out, 0, ema)
@@ -157,7 +159,7 @@ def fit(bench: Workbench, run: Run, wishes: Wishes | None = None) -> Generator[S
     saved = saver(bench, run, optimizer, ema)
     wishes = wishes or Wishes(run.folder)
     examples = bench.examples(clock, first_step=first_step, clips=clips)
-    steps = bench.steps(optimizer, examples, clock, first_step=first_step, ema=ema)
+    steps = bench.steps(optimizer, examples, clock, first_step=first_step, ema=ema, guard=guard)
     with closing(steps):
         for record in steps:
             is_last = record.step == recipe.train.num_steps

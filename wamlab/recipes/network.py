@@ -13,6 +13,7 @@ from wamlab.recipes.config import Recipe
 from wamlab.speed.config import ShardConfig
 from wamlab.speed.ranks import Ranks, join_ranks
 from wamlab.speed.recompute import with_recompute
+from wamlab.speed.recompute_plan import RecomputePlan
 from wamlab.train import has_native_bf16, step_generator
 
 
@@ -57,8 +58,10 @@ def build_net(recipe: Recipe, device: torch.device, ranks: Ranks) -> WorldAction
 
 def _with_tricks(net: WorldActionModel, recipe: Recipe) -> WorldActionModel:
     speed = recipe.speed
-    if speed.recompute == "all":
+    if speed.recompute in ("all", "tuned"):  # tuning changes the plan in place, so it goes below the other tricks
         net = with_recompute(net)
+    elif speed.recompute != "none":
+        net = with_recompute(net, RecomputePlan.read(speed.recompute))
     if speed.compile == "blocks":
         from wamlab.speed.compile import compiled, mark_step  # the compiler takes a second to import
 

@@ -7,6 +7,7 @@ import torch
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.plan import encoder_costs, network_flops
 from wamlab.speed.peaks import measure_matmul_peak, peak_of
+from wamlab.speed.recompute import plan_of
 from wamlab.speed.utilization import Utilization
 from wamlab.train import has_native_bf16
 
@@ -21,7 +22,7 @@ def utilization_of(bench: Workbench) -> Utilization:
     recipe, num_devices = bench.recipe, bench.ranks.world_size
     published = network_flops(recipe, is_published=True)
     own = published if recipe.speed.is_plain else network_flops(recipe, is_published=False)
-    num_recomputed = recipe.model.layers if recipe.speed.recompute == "all" else 0
+    num_recomputed = plan_of(bench.net).count("full")  # of a tuned run: as it begins
     frozen = recipe.train.lora is not None
     executed = own.executed(num_recomputed, has_frozen_weights=frozen)
     if recipe.features.mode == "online":

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 
 from wamlab.errors import InputError, check_range
+from wamlab.speed.recompute_plan import RecomputePlan
 
 COMPILED = ("off", "blocks")
 COMPILE_MODES = ("default", "max-autotune-no-cudagraphs", "reduce-overhead")
-RECOMPUTED = ("none", "all")
+RECOMPUTED = ("none", "all", "tuned")
 UNITS = ("blocks", "whole")
 
 
@@ -37,7 +38,9 @@ class SpeedConfig:
     """Tricks applied to a network and its step, from outside."""
 
     is_plain: bool = False  # the network as published code computes it: the baseline of everything else
-    recompute: str = "none"  # "all": every block forgets its activations and computes them again in backward
+    recompute: str = "none"  # "all": blocks compute again in backward what they forgot; or a plan, "12 full, 28 keep";
+    # "tuned": the fastest plan and micro-batch within budget_gib, leaner where memory fails, faster where there is room
+    budget_gib: float | None = None  # for tensors of each device; None: what a CUDA device has, a CPU needs a number
     compile: str = "off"  # "blocks": each block of the network becomes one compiled graph
     compile_mode: str = "default"  # or "max-autotune-no-cudagraphs", "reduce-overhead"
     has_compiled_encoders: bool = False  # the autoencoder's forward pass, three to five graphs a shape
@@ -51,12 +54,21 @@ class SpeedConfig:
 
     def __post_init__(self) -> None:
         for name, value, known in (
-            ("recompute", self.recompute, RECOMPUTED),
             ("compile", self.compile, COMPILED),
             ("compile_mode", self.compile_mode, COMPILE_MODES),
         ):
             if value not in known:
                 raise InputError(f'speed.{name} is "{value}": give one of {", ".join(known)}')
+        if self.recompute not in RECOMPUTED:
+            RecomputePlan.read(self.recompute)
+        if self.budget_gib is not None:
+            check_range("speed", self, 1e-4, 1e6, "budget_gib")
+            if self.recompute != "tuned":
+                raise InputError(f'speed.budget_gib needs speed.recompute "tuned", but it is "{self.recompute}"')
+        if self.recompute == "tuned" and self.has_compiled_optimizer:
+            raise InputError(
+                'speed.has_compiled_optimizer hides if an update had begun when memory failed: turn it or "tuned" off'
+            )
         if self.has_graph and self.compile_mode == "reduce-overhead" and self.compile != "off":
             raise InputError(
                 'speed.has_graph captures the step, compile_mode "reduce-overhead" each block: give one of both'

@@ -180,6 +180,8 @@ class CapturedStep:
         """Give up all graphs and their memory."""
         self._num_dropped += sum(graph.replay is not None for graph in self._graphs.values())
         self._graphs.clear()
+        self._known.clear()
+        self._moved = "graphs were given up"
 
     def _graph(self, kind: tuple) -> _Graph:
         """Return the graph of a kind of call, a new one if there is none whose tensors all lie where they lay."""
@@ -211,6 +213,8 @@ class CapturedStep:
         torch.clear_autocast_cache()  # of casts made before, which replays would not repeat
         try:
             found, replay = self.device.capture(lambda: self.step(*args, **kwargs))
+        except torch.OutOfMemoryError:  # for whoever takes the step again in a leaner way
+            raise
         except RuntimeError as error:
             raise InputError(
                 f"the step cannot be captured, which forbids reading values back to the host: {error}"

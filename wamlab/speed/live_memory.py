@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from wamlab.speed.offload import is_on_host
 from wamlab.speed.tree import flat
 
 
+@no_type_check  # called at every operation, shape checks of test runs took most of the time (2026-12-03)
 class LiveMemory(TorchDispatchMode):
     """Adds up storages from the operation that returns them to their end, while its ``with`` statement runs.
 
