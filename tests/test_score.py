@@ -286,6 +286,7 @@ def test_a_run_is_equivalent_to_itself_and_different_from_a_damaged_one(run: Run
     assert other["verdict"] == "different" and other["parts"]["action error"]["difference"] > 0.05
     pairs = compare_runs([run, run], [run, run], replace(order, play=None), say=lambda _: None)
     assert pairs["claim"] == "recipes, by training seed" and pairs["verdict"] == "equivalent"
+    assert "2 paired seeds" in pairs["parts"]["action error"]["sentence"]
 
 
 def test_the_command_states_margins_and_sizes_first(run: Run, tmp_path: Path, capsys) -> None:

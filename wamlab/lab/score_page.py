@@ -46,7 +46,7 @@ def write_score_page(folder: Path) -> Path:
 def score_html(score: Score, folder: Path) -> str:
     """Return the page as an HTML document; films and pictures are read below ``folder`` and put inside."""
     window = f"{score['num_clips']} held-out episodes, one clip each, {score['num_blocks']} blocks of "
-    window += f"{score['actions_per_block']} ticks; whiskers and bands are 95 % bootstrap intervals over episodes"
+    window += f"{score['actions_per_block']} ticks; ranges and bands are 95 % bootstrap intervals over episodes"
     body = [
         f"<header><h1>{escape(score['run'])}, step {score['step']:,}</h1></header>",
         f'<div class="soft">{escape(window)}</div>',

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +193,7 @@ def _judge_errors(pairs: Sequence[Pair], order: ParityOrder) -> Parity:
     if len(pairs) == 1:
         return compare_errors(*pairs[0].errors, margin=order.error_margin, alpha=order.alpha)
     means = (np.array([pair.errors[side].mean() for pair in pairs]) for side in (0, 1))
-    return compare_errors(*means, margin=order.error_margin, alpha=order.alpha)
+    return replace(compare_errors(*means, margin=order.error_margin, alpha=order.alpha), units="paired seeds")
 
 
 def _part_record(part: Parity | CurveParity) -> Record:

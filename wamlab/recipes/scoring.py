@@ -16,7 +16,7 @@ from wamlab.errors import InputError
 from wamlab.lab.plots import strip_png
 from wamlab.lab.records import Record, write_json
 from wamlab.lab.run import Run, read_evaluations
-from wamlab.lab.score_page import RESULT, write_score_page
+from wamlab.lab.score_page import RESULT, rate_text, write_score_page
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.episodes import PlayOrder, film_episodes, measure_one_robot, play_families
 from wamlab.recipes.imagine import Rolled, roll
@@ -58,7 +58,7 @@ def score_run(run: Run, order: ScoreOrder, *, say: Say = print) -> Record:
     say(f"{len(reported.clips)} held-out episodes, {held_out.num_blocks} blocks each")
     checkpoints = rate_checkpoints(run, bench, choosing)
     chosen = min(checkpoints, key=lambda found: found["loss"].value)
-    say(f"checkpoint {chosen['step']:,} of {len(checkpoints)}: held-out loss {chosen['loss']}")
+    say(f"chosen of {len(checkpoints)} checkpoints: step {chosen['step']:,}, held-out loss {chosen['loss']}")
     load_weights(run.checkpoints / chosen["name"], bench.net, is_ema=True)
     folder = run.folder / "score"
     folder.mkdir(exist_ok=True)
@@ -168,9 +168,9 @@ def closed_loop(
     modes: Record = {}
     played = play_families(policy, order)
     modes["synchronous"] = figures_of(played)
-    say(f"synchronous: {modes['synchronous']['success']}")
+    say(f"synchronous: {rate_text(modes['synchronous']['success'])} succeed")
     modes["asynchronous"] = figures_of(play_families(policy, order, is_asynchronous=True))
-    say(f"asynchronous: {modes['asynchronous']['success']}")
+    say(f"asynchronous: {rate_text(modes['asynchronous']['success'])} succeed")
     found: Record = {"modes": modes, "latency": measure_one_robot(policy, order), "order": asdict(order)}
     found["films"] = film_episodes(policy, played, order, folder)
     by_checkpoint = []
