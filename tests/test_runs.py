@@ -5,6 +5,7 @@ import importlib.util
 import shutil
 import subprocess
 import tarfile
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from wamlab.recipes.sweep import sweep_table
 from wamlab.recipes.sweep_file import list_trials, read_sweep
 
 
-def finished(root: Path, name: str, rate: float, num_steps: int = 3, **more: Any) -> Run:
+def finished(root: Path, name: str, rate: float, started: datetime, num_steps: int = 3, **more: Any) -> Run:
     """Write a run whose loss falls from its learning rate on."""
     config = {"name": name, "train": {"learning_rate": rate, "optimizer": "adamw", "has_bf16": False}, **more}
-    with create_run(root, name, config, fingerprints={"clips": "a" * 40}) as run:
+    with create_run(root, name, config, fingerprints={"clips": "a" * 40}, started=started) as run:
         for step in range(1, num_steps + 1):
             run.log({"step": step, "loss": rate / step, "samples_per_s": 10.0 * step, "memory_gib": 0.5})
         run.log_evaluation({"step": num_steps, "held_out_loss": rate / 2, "action_error": 0.5})
@@ -39,9 +40,10 @@ def finished(root: Path, name: str, rate: float, num_steps: int = 3, **more: Any
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with two finished runs and one that runs."""
     root = tmp_path_factory.mktemp("written")
-    finished(root, "slow", 1e-3)
-    finished(root, "fast", 3e-3, model={"layers": 4})
-    create_run(root, "going", {"name": "going", "train": {"learning_rate": 1e-2, "optimizer": "muon"}})
+    finished(root, "slow", 1e-3, datetime(2026, 4, 1))
+    finished(root, "fast", 3e-3, datetime(2026, 4, 2), model={"layers": 4})
+    config = {"name": "going", "train": {"learning_rate": 1e-2, "optimizer": "muon"}}
+    create_run(root, "going", config, started=datetime(2026, 4, 3))
     return root
 
 
