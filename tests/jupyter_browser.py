@@ -81,13 +81,13 @@ class Lab:
         return wait_until(lambda: self.ask(script), f"an element {selector}", timeout_s)
 
     def text(self) -> str:
-        """Return what the page says."""
-        return self.ask("document.body.innerText")
+        """Return what the notebook says, out of sight too."""
+        return self.ask("document.querySelector('.jp-Notebook')?.textContent ?? ''")
 
     def wait_for_text(self, text: str, timeout_s: float = 30) -> None:
         """Wait for words on the page; an error of a cell that comes first is the reason if they do not."""
         error = (
-            "document.querySelector('.jp-RenderedText[data-mime-type=\"application/vnd.jupyter.stderr\"]')?.innerText"
+            "document.querySelector('.jp-RenderedText[data-mime-type=\"application/vnd.jupyter.stderr\"]')?.textContent"
         )
         try:
             wait_until(lambda: text in self.text(), f"the words {text!r}", timeout_s)

@@ -16,8 +16,8 @@ from wamlab.lab.tail import PIECE_BYTES, Tail
 
 RECENT = 20  # records that key figures average over
 STATUS_S = 1.0  # how often the state, the evaluations and the time are read
-SHARE = 0.015  # of the time of its process that updates may take: a training loop may run in the same one
-WAIT_S = 0.5  # longest wait between updates for the sake of that share
+SHARE = 0.01  # of the CPU time of its process that updates may take: a training loop may run in the same one
+WAIT_S = 0.4  # longest wait between updates for the sake of that share
 
 
 @runtime_checkable
@@ -35,7 +35,9 @@ class Feed:
     def __init__(self, run: Run, view: LiveView, *, poll_s: float = 0.1, has_buttons: bool = True) -> None:
         self.run, self._view, self._poll_s, self._has_buttons = run, view, poll_s, has_buttons
         self.update_s: deque[float] = deque(maxlen=1000)  # CPU time of this thread in each of the last updates
+        self.spent_s = 0.0  # CPU time of this thread in all looks at the files
         self.num_records = 0
+        self._num_shown = 0
         self._config = run.config
         self._metrics = Tail(run, num_bytes=PIECE_BYTES)
         self._evaluations = Tail(run, "evaluations.jsonl")
@@ -64,13 +66,23 @@ class Feed:
         """Update until the run has ended or ``end`` is called."""
         while not self._is_asked_to_end.is_set():
             self._is_free.wait()
-            start_s = time.thread_time()
+            start_s, num_shown = time.thread_time(), self._num_shown
             has_ended = self.update()
-            self.update_s.append(time.thread_time() - start_s)
+            took_s = time.thread_time() - start_s
+            self.spent_s += took_s
+            if self._num_shown > num_shown:
+                self.update_s.append(took_s)
             if has_ended and not self._metrics.has_more:
                 return
             if not self._metrics.has_more:
-                self._is_asked_to_end.wait(max(self._poll_s, min(WAIT_S, self.update_s[-1] / SHARE)))
+                self._rest(took_s)
+
+    def _rest(self, took_s: float) -> None:
+        """Wait until the process has worked so much that ``took_s`` is a small share; it may get little of its CPU."""
+        end_cpu_s, end_s = time.process_time() + took_s / SHARE, time.monotonic() + WAIT_S
+        while not self._is_asked_to_end.wait(self._poll_s):
+            if time.process_time() >= end_cpu_s or time.monotonic() >= end_s:
+                return
 
     def update(self) -> bool:
         """Show what is new; return whether the run had ended before."""
@@ -91,6 +103,7 @@ class Feed:
             known = self._known_evaluations
             dots = [(e["step"], e["held_out_loss"]) for e in known if e.get("held_out_loss") is not None]
             self._view.show(records, self._head(), dots)
+            self._num_shown += 1
         return self._status["state"] != "running"
 
     def look_again(self) -> None:

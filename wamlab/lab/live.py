@@ -16,6 +16,7 @@ from wamlab.lab.plots import ordered_parts, part_label
 from wamlab.lab.series import SPLIT, Columns, bucket_size, drawable
 
 ASSETS = Path(__file__).parent / "assets"
+WHOLE_S = 2.0  # between two sendings of all rows while no view is known
 MAX_BUCKETS = 1000  # about one a pixel of a wide chart
 
 
@@ -86,7 +87,7 @@ class LiveChart(anywidget.AnyWidget):
             self._columns.extend(records)
             self._head, self._evaluations = dict(head), list(evaluations)
             # A view that opens while a cell blocks cannot ask for rows, so until one did they are sent whole.
-            is_whole = not self._has_view and time.monotonic() - self._whole_s > 1.0
+            is_whole = not self._has_view and time.monotonic() - self._whole_s > WHOLE_S
             self._send_rows(is_whole=is_whole)
 
     def _answer(self, widget: Any, message: Any, buffers: Any) -> None:

@@ -76,31 +76,33 @@ def bucket_size(num_rows: int, max_buckets: int) -> int:
     return size
 
 
-def extremes(values: Float[np.ndarray, " n"], size: int) -> Float[np.ndarray, " m"]:
+def extremes(values: Float[np.ndarray, "... n"], size: int) -> Float[np.ndarray, "... m"]:
     """Keep the least and the greatest value of each bucket, in the order they came; NaN only if all are."""
     if size == 1:
         return values
     buckets = _bucketed(values, size)
     is_gap = np.isnan(buckets)
-    low = np.where(is_gap, np.inf, buckets).argmin(axis=1)
-    high = np.where(is_gap, -np.inf, buckets).argmax(axis=1)
-    order = np.sort(np.stack([low, high], axis=1), axis=1)
-    return np.take_along_axis(buckets, order, axis=1).reshape(-1)
+    low = np.where(is_gap, np.inf, buckets).argmin(axis=-1)
+    high = np.where(is_gap, -np.inf, buckets).argmax(axis=-1)
+    order = np.sort(np.stack([low, high], axis=-1), axis=-1)
+    return np.take_along_axis(buckets, order, axis=-1).reshape(*values.shape[:-1], -1)
 
 
-def means(values: Float[np.ndarray, " n"], size: int) -> Float[np.ndarray, " m"]:
+def means(values: Float[np.ndarray, "... n"], size: int) -> Float[np.ndarray, "... m"]:
     """Average each bucket over what it has."""
     buckets = _bucketed(values, size)
-    count = (~np.isnan(buckets)).sum(axis=1)
-    return np.where(count > 0, np.nansum(buckets, axis=1) / np.maximum(count, 1), np.nan)
+    is_known = ~np.isnan(buckets)
+    count = is_known.sum(axis=-1)
+    return np.where(count > 0, np.where(is_known, buckets, 0.0).sum(axis=-1) / np.maximum(count, 1), np.nan)
 
 
-def smoothed(values: Float[np.ndarray, " m"], window: int = SMOOTH_BUCKETS) -> Float[np.ndarray, " m"]:
+def smoothed(values: Float[np.ndarray, "... m"], window: int = SMOOTH_BUCKETS) -> Float[np.ndarray, "... m"]:
     """Average each value with those before it under weights that fall by e over ``window``."""
-    weights = np.exp(-np.arange(3 * window) / window)
-    is_known = ~np.isnan(values)
-    total = np.convolve(np.where(is_known, values, 0.0), weights)[: len(values)]
-    weight = np.convolve(is_known.astype(float), weights)[: len(values)]
+    weights = np.exp(-np.arange(3 * window)[::-1] / window)
+    before = np.full((*values.shape[:-1], 3 * window - 1), np.nan)
+    seen = sliding_window_view(np.concatenate([before, values], axis=-1), 3 * window, axis=-1)
+    is_known = ~np.isnan(seen)
+    total, weight = np.where(is_known, seen, 0.0) @ weights, is_known @ weights
     return np.where(weight > 0, total / np.maximum(weight, 1e-300), np.nan)
 
 
@@ -136,19 +138,22 @@ def drawable(columns: Columns, size: int, first_bucket: int = 0) -> dict[str, Fl
     else:
         last = np.minimum(np.arange(size - 1, len(steps) + size - 1, size), len(steps) - 1)
         drawn = {"step": np.stack([steps[::size], steps[last]], axis=1).reshape(-1)}
-    for name in columns.names:
-        if name in CURVES:
-            drawn[name] = extremes(columns[name][first_bucket * size :], size)
-            recent = means(columns[name][lookback * size :], size)
-            drawn[name + SMOOTH] = smoothed(recent)[skipped:].repeat(twice)
-        elif name.startswith(SPLIT):
-            drawn[name] = means(columns[name][first_bucket * size :], size).repeat(twice)
-        elif name == STEP_TIME:
-            found = percentiles(columns[name], size, first_bucket)
-            drawn |= {key: values.repeat(twice) for key, values in zip(PERCENTILES, found, strict=True)}
+    # All columns of a kind at once: a growing chart draws a bucket or two many times.
+    if curves := [name for name in columns.names if name in CURVES]:
+        values = np.stack([columns[name][lookback * size :] for name in curves])
+        drawn |= zip(curves, extremes(values[:, skipped * size :], size), strict=True)
+        smooth = smoothed(means(values, size))[:, skipped:].repeat(twice, axis=1)
+        drawn |= zip([name + SMOOTH for name in curves], smooth, strict=True)
+    if parts := [name for name in columns.names if name.startswith(SPLIT)]:
+        values = np.stack([columns[name][first_bucket * size :] for name in parts])
+        drawn |= zip(parts, means(values, size).repeat(twice, axis=1), strict=True)
+    if STEP_TIME in columns.names:
+        found = percentiles(columns[STEP_TIME], size, first_bucket)
+        drawn |= zip(PERCENTILES, found.repeat(twice, axis=1), strict=True)
     return drawn
 
 
-def _bucketed(values: Float[np.ndarray, " n"], size: int) -> Float[np.ndarray, "m size"]:
-    num_missing = -len(values) % size
-    return np.concatenate([values, np.full(num_missing, np.nan)]).reshape(-1, size)
+def _bucketed(values: Float[np.ndarray, "... n"], size: int) -> Float[np.ndarray, "... m size"]:
+    if num_missing := -values.shape[-1] % size:
+        values = np.concatenate([values, np.full((*values.shape[:-1], num_missing), np.nan)], axis=-1)
+    return values.reshape(*values.shape[:-1], -1, size)

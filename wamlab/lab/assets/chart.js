@@ -141,6 +141,7 @@ function render({ model, el }) {
     }
   }
 
+  let showStill = null;
   let offered = "";
   const offer = (given) => {
     if (JSON.stringify(given) === offered) return; // else the one in focus would lose it
@@ -165,6 +166,7 @@ function render({ model, el }) {
     root.setAttribute("aria-label", `live chart of the run ${given.name}`);
     if (badge.textContent !== given.state) badge.textContent = given.state;
     offer(given.buttons ?? []);
+    if (given.has_still) showStill ??= hideStill(el, "nextElementSibling");
     badge.style.setProperty("--wl-state", `var(--wl-${given.state_color})`);
     headline.textContent = given.headline;
     figures.replaceChildren(
@@ -195,7 +197,6 @@ function render({ model, el }) {
     readPalette();
     for (const panel of panels) panel.plot?.redraw(false, true);
   };
-  const showStill = hideStill(el);
   const sizes = new ResizeObserver(() => panels.forEach((panel) => panel.resize()));
   sizes.observe(root);
   const theme = new MutationObserver(repaint);
@@ -206,7 +207,7 @@ function render({ model, el }) {
   model.send({ kind: "ready" });
   return () => {
     model.off("msg:custom", receive);
-    showStill();
+    showStill?.();
     sizes.disconnect();
     theme.disconnect();
     scheme.removeEventListener("change", repaint);

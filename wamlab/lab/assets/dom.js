@@ -26,12 +26,11 @@ const element = (tag, className, text) => {
   return made;
 };
 
-// A saved notebook holds a still picture before the view; where the view is alive it is not wanted.
-const hideStill = (el) => {
+// A saved notebook holds a still picture beside the view; where the view is alive it is not wanted.
+const hideStill = (el, side = "previousElementSibling") => {
   let still = null;
   const frame = requestAnimationFrame(() => {
-    still = el.closest(".jp-OutputArea-child")?.previousElementSibling ?? null;
-    if (!still?.querySelector(".jp-RenderedSVG img, .jp-RenderedImage img")) still = null;
+    still = el.closest(".jp-OutputArea-child")?.[side] ?? null;
     if (still) still.style.display = "none";
   });
   return () => {
