@@ -79,8 +79,13 @@ def test_a_run_folder_tells_the_whole_story(run: Run) -> None:
 
 def test_a_recipe_is_rebuilt_from_its_run(run: Run, dataset: Path) -> None:
     assert recipe_from_dict(run.config) == small(dataset)
-    with pytest.raises(InputError, match="differ in the fields colour"):
+    with pytest.raises(InputError, match="has the fields colour, which this version lacks"):
         recipe_from_dict(run.config | {"colour": 1})
+    older = {name: value for name, value in run.config.items() if name not in ("features", "speed")}
+    with pytest.warns(UserWarning, match="is of an older version and lacks features, speed: taken as by default"):
+        assert recipe_from_dict(older) == small(dataset)
+    with pytest.raises(InputError, match="config lacks the fields name"):
+        recipe_from_dict({name: value for name, value in older.items() if name != "name"})
 
 
 def test_an_interrupted_run_continues_bit_for_bit(run: Run, dataset: Path, tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
@@ -263,12 +264,18 @@ def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:
 
 
 def _filled(kind: type, values: Mapping[str, Any], where: str) -> Any:
-    """Make a dataclass from a mapping of all its fields, giving each value its field's type."""
+    """Make a dataclass from a mapping of its fields, giving each value its field's type; say which ones it lacks."""
     known = get_type_hints(kind)
-    if odd := sorted(values.keys() ^ known.keys()):
+    if odd := sorted(values.keys() - known.keys()):
         raise InputError(
-            f"{where} and this version differ in the fields {', '.join(odd)}: use the version that wrote it"
+            f"{where} has the fields {', '.join(odd)}, which this version lacks: use the one that wrote it"
         )
+    if missing := sorted(known.keys() - values.keys()):
+        needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
+        if needed & set(missing):
+            raise InputError(f"{where} lacks the fields {', '.join(sorted(needed & set(missing)))}")
+        message = f"{where} is of an older version and lacks {', '.join(missing)}: taken as by default"
+        warnings.warn(message, stacklevel=4)
     return kind(**{name: _typed(known[name], value, f"{where}.{name}") for name, value in values.items()})
 
 
@@ -277,8 +284,8 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
         if value is None:
             return None
         kinds = [member for member in get_args(kind) if member is not NoneType]
-        fitting = (k for k in kinds if is_dataclass(k) and {f.name for f in fields(k)} == set(value))
-        kind = next(fitting, kinds[0])
+        named = [k for k in kinds if is_dataclass(k) and set(value) <= {f.name for f in fields(k)}]
+        kind = min(named, key=lambda k: len(fields(k)), default=kinds[0])  # the one that lacks least
     if is_dataclass(kind):
         return _filled(cast(type, kind), value, where)
     if get_origin(kind) is tuple:
