@@ -173,14 +173,22 @@ def _pass_memory(rows: Mapping[str, tuple[Rows, Rows]]) -> PassMemory:
     last = TRACED - 1
     dropped = {policy: few[policy]["head 0"].change - more[policy]["head 0"].change for policy in rows}
     tail = {policy: of[f"forward {last}"].then(of["head 0"]) for policy, of in more.items()}
+    ends = {policy: of[f"backward {last}"] for policy, of in more.items()}
+    # What a block leaves behind goes in the stretch after it, whatever policy that one has: it is counted there.
+    sums = {p: tail[p].change + last * dropped[p] + one.change for p, one in ends.items()}
+    left = {policy: number - min(sums.values()) for policy, number in sums.items()}
+    root = {policy: of["backward 0"].then(of["stem 0"]) for policy, of in more.items()}
     return PassMemory(
         stem=next(iter(more.values()))["stem"],
         forward={policy: of["forward 1"] for policy, of in more.items()},
         tail={policy: Stretch(one.peak, one.change + last * dropped[policy]) for policy, one in tail.items()},
         dropped=dropped,
-        last={policy: of[f"backward {last}"] for policy, of in more.items()},
-        backward={policy: of["backward 1"] for policy, of in more.items()},
-        root={policy: of["backward 0"].then(of["stem 0"]) for policy, of in more.items()},
+        last={policy: Stretch(one.peak, one.change - left[policy]) for policy, one in ends.items()},
+        backward={
+            policy: Stretch(of["backward 1"].peak + left[policy], of["backward 1"].change)
+            for policy, of in more.items()
+        },
+        root={p: Stretch(one.peak + left[p], one.change + left[p]) for p, one in root.items()},
     )
 
 
