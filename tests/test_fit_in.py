@@ -1,8 +1,11 @@
 """Steps that fit: one that runs out of memory is taken again as if nothing had happened, and every move is told."""
 
 import gc
+import json
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -11,14 +14,19 @@ from typing import Any
 
 import pytest
 import torch
+from replay_device import ReplayDevice  # pyright: ignore[reportMissingImports]
 from squeezed import (  # pyright: ignore[reportMissingImports]
     BATCH,
     CONFIG,
     NUM_BLOCKS,
+    Scripted,
+    Small,
     Trial,
+    examples,
     peaks_of_rungs,
     squeezed,
 )
+from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
 
 from wamlab.data.write import write_dataset
@@ -31,11 +39,14 @@ from wamlab.sim.experts import play_episodes
 from wamlab.speed.choice import StepChoice
 from wamlab.speed.clock import Clock
 from wamlab.speed.config import SpeedConfig
+from wamlab.speed.graph import captured
+from wamlab.speed.guard import Guard
 from wamlab.speed.ladder import GIB, Ladder, Shape, plain_rungs, thinned
 from wamlab.speed.live_memory import LiveMemory
 from wamlab.speed.recompute import plan_of
 from wamlab.speed.recompute_plan import RecomputePlan
-from wamlab.train import make_optimizer
+from wamlab.train import make_optimizer, train
+from wamlab.types import LossTerms
 
 RUNGS = plain_rungs(BATCH, NUM_BLOCKS)
 PLANS = RUNGS[:4]  # of one size of micro-batch: the numbers are equal bit for bit
@@ -354,3 +365,71 @@ def test_a_tuned_run_needs_a_budget_and_visible_operations_on_a_cpu(recipe: Reci
 def test_a_plan_in_the_recipe_is_followed(recipe: Recipe) -> None:
     net = Workbench(replace(recipe, speed=SpeedConfig(recompute="1 full, 1 matmuls"))).net
     assert str(plan_of(net)) == "1 full, 1 matmuls"
+
+
+def test_a_captured_step_is_captured_anew_for_another_plan() -> None:
+    """Memory fails while the second step is captured."""
+    wanted = Trial(is_guarded=False).run()
+    net, moves, made = Small(), [], []
+    optimizer = make_optimizer(net, CONFIG)
+    guard = Guard(net, optimizer, Ladder(PLANS), Scripted(), tell=moves.append)
+    fails, device = [2], ReplayDevice()
+
+    def loss(pair: Any) -> LossTerms:
+        total = F.mse_loss(net(pair.seen), pair.wanted)
+        if len(records) + 1 in fails:
+            fails.clear()
+            raise torch.OutOfMemoryError("no room")
+        return LossTerms(total, total.detach(), total.detach())
+
+    def wrap(step: Any) -> Any:
+        made.append(captured(step, device=device, watched=dict(net.named_parameters()), num_warmups=1))
+        return made[0]
+
+    records: list[Any] = []
+    for record in train(loss, examples((32,)), optimizer, CONFIG, guard=guard, wrap=guard.forgetting(wrap)):
+        records.append(record)
+    assert [record.loss for record in records] == wanted.losses
+    assert [(move.step, move.after) for move in moves[1:]] == [(2, f"{BATCH} samples at a time, 2 matmuls")]
+    assert device.num_captures == 2
+    assert [capture.reason for capture in made[0].report().captures] == ["graphs were given up"]
+
+
+@pytest.fixture(scope="module")
+def laws(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]], str]:
+    """Return what each of two processes did, the moves told when one of them failed, and what that one said."""
+    folder = tmp_path_factory.mktemp("laws")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run([*command, str(LAW), str(folder)], capture_output=True, text=True, timeout=240)
+    assert done.returncode != 0 and (folder / "1.json").exists(), done.stderr[-3000:]
+    found = {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)}
+    return found, read_lines(folder / "memory.jsonl")[0], done.stderr
+
+
+def test_compiled_blocks_are_taken_again_with_another_plan(laws: Any) -> None:
+    found = laws[0][0]
+    for (loss, norm, _), (wanted_loss, wanted_norm, _) in zip(found["compiled again"], found["alone"], strict=True):
+        assert (loss, norm) == pytest.approx((wanted_loss, wanted_norm), rel=1e-5)
+    assert [plan for _, _, plan in found["compiled again"]] == ["3 keep", "3 matmuls", "3 matmuls"]
+
+
+def test_processes_move_together_when_one_of_them_takes_too_much(laws: Any) -> None:
+    """The first one alone would have stayed where it was."""
+    first, second = laws[0][0], laws[0][1]
+    plans = [plan for _, _, plan in first["together"]]
+    assert plans == [plan for _, _, plan in second["together"]] == ["3 keep", "3 matmuls", "3 attention"]
+    for (loss, norm, _), (wanted_loss, wanted_norm, _) in zip(first["together"], first["alone"], strict=True):
+        assert (loss, norm) == pytest.approx((wanted_loss, wanted_norm), rel=1e-5)
+    assert [move["peak_bytes"] for move in first["moves"]] == [None, 130, 110] and not second["moves"]
+
+
+def test_a_process_that_fails_among_others_ends_the_run_and_says_where_it_goes_on(laws: Any) -> None:
+    _, moves, said = laws
+    assert (
+        "step 2 ran out of memory on process 1 of 2 while others wait for its messages: resume the run, which begins "
+        "with 4 samples at a time, 3 matmuls"
+    ) in said
+    last = moves[-1]
+    assert (last["step"], last["reason"]) == (2, "out of memory: no room")
+    ladder = Ladder(plain_rungs(4, 3), begin={last["shape"]: last["to"]})
+    assert ladder.rung(Shape((), int(last["shape"].split()[0]))) == 1
