@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from browser_notebooks import COMPARISON, IN_THE_KERNEL, NUM_STEPS, PANELS, RUN_PANEL, WRITER
 from jupyter_browser import CHROMIUM, DRIVER, INSTALL, KERNEL, Lab, running_lab, wait_until
 
 pytest.importorskip("selenium", reason=INSTALL)
@@ -19,33 +21,7 @@ if not (CHROMIUM and DRIVER):
 from selenium.webdriver.common.keys import Keys
 
 needs_time = pytest.mark.skipif("WAMLAB_BROWSER_ALL" not in os.environ, reason="WAMLAB_BROWSER_ALL=1 runs all of it")
-NUM_STEPS = 2000
 LIVE = "document.querySelector('.wl-live')"
-
-# A run that does what its folder is asked for, as the trainer does, without the seconds that torch takes.
-WRITER = """
-import random, sys, time
-from wamlab.errors import Stopped
-from wamlab.lab.control import read_wish
-from wamlab.lab.run import create_run
-rng = random.Random(0)
-with create_run(sys.argv[1], "live", {"train": {"num_steps": NUM_STEPS}}) as run:
-    for step in range(1, NUM_STEPS + 1):
-        action = 0.3 / step**0.5 * (1 + 0.1 * rng.random())
-        split_s = {"data": 0.002, "encode": 0.004, "forward": 0.012, "backward": 0.024, "optimizer": 0.003}
-        run.log({"step": step, "loss": 2 * action, "video_loss": action, "action_loss": action,
-                 "samples_per_s": 150 + rng.random(), "step_s": 0.05 + 0.05 * rng.random() ** 4, "split_s": split_s,
-                 "mfu": 0.3 + 0.02 * rng.random(), "memory_gib": 1.0, "gradient_norm": 1 + rng.random()})
-        if step % 50 == 0:
-            run.log_evaluation({"step": step, "held_out_loss": 2.5 * action, "action_error": action})
-        time.sleep(0.05)
-        while (wish := read_wish(run.folder)) == "pause":
-            run.mark(is_paused=True)
-            time.sleep(0.05)
-        run.mark(is_paused=False)
-        if wish == "stop":
-            raise SystemExit(0)
-""".replace("NUM_STEPS", str(NUM_STEPS))
 
 
 @pytest.fixture(scope="module")
@@ -121,64 +97,6 @@ def test_a_run_is_drawn_live_paused_and_stopped_by_buttons_and_leaves_a_still_pi
     assert len(json.dumps(saved)) < 150_000
 
 
-PANELS = [
-    """
-import numpy as np
-from wamlab.lab.clip_viewer import ClipViewer
-rng = np.random.default_rng(0)
-y, x = np.mgrid[:64, :64]
-def film(shift, noise):
-    frames = []
-    for frame in range(24):
-        ball = (x - 10 - 1.8 * frame - shift) ** 2 + (y - 32) ** 2 < 60
-        picture = np.where(ball[..., None], (213, 94, 0), (40, 60, 80)) + noise * rng.normal(size=(64, 64, 1))
-        frames.append(np.clip(picture, 0, 255))
-    return np.array(frames).astype(np.uint8)
-ticks = np.linspace(0, 6, 48)[:, None] + np.arange(4)
-viewer = ClipViewer({"wrist": film(0, 3), "left": film(8, 3)}, {"wrist": film(1, 12), "left": film(9, 12)},
-                    actions=np.sin(ticks), predicted_actions=np.sin(ticks) + 0.1 * rng.normal(size=ticks.shape),
-                    action_names=["x", "y", "z", "gripper opening"], fps=10, title="Episode 7")
-viewer
-""",
-    """
-from wamlab.lab.tuner_front import TunerFront
-choices = []
-for full in range(0, 31, 3):
-    for micro in (1, 2):
-        choices.append({"label": f"{full} of 30 blocks recomputed, micro-batch {micro}", "micro_batch": micro,
-                        "num_micro_batches": 8 // micro, "memory_gib": 20 + 1.1 * (30 - full) * micro,
-                        "step_s": (0.9 + 0.012 * full) * (1.15 if micro == 1 else 1.0),
-                        "runs": [("full", full), ("keep", 30 - full)] if full else [("keep", 30)],
-                        "command": f'wamlab train droid_14b --speed.recompute "{full} full, {30 - full} keep"'})
-front = TunerFront(choices, limit_gib=70)
-front
-""",
-    """
-from wamlab.lab.rollout_panel import RolloutPanel
-bars, free = [], [[0.0, 0.0] for _ in range(4)]
-for episode, chunks in enumerate(rng.integers(4, 40, 48)):
-    worker = int(np.argmin([min(slots) for slots in free]))
-    slot = int(np.argmin(free[worker]))
-    start = free[worker][slot]
-    free[worker][slot] = start + 0.5 * chunks
-    bars.append({"worker": worker, "group": episode // 8, "member": episode % 8, "start_s": start,
-                 "end_s": start + 0.5 * chunks, "chunks": int(chunks)})
-rollouts = RolloutPanel(bars)
-rollouts
-""",
-    """
-from wamlab.lab.clip_viewer import encode_frame
-from wamlab.lab.dataset_browser import DatasetBrowser
-tasks = ["put the red cube into the bowl", "open the drawer", "reach for the <b>blue</b> ball", "fold the towel"]
-episodes = [{"episode": i, "task": tasks[i % 4], "seconds": 4 + float(rng.gamma(4)), "frames": 100 + i,
-             "is_success": bool(i % 3)} for i in range(60)]
-browser = DatasetBrowser(episodes, lambda i: [encode_frame(film(i % 20, 3)[k]) for k in (0, 8, 16)])
-browser
-""",
-    "print('item', viewer.num_frames, front.chosen, rollouts.chosen, browser.chosen)",
-]
-
-
 def test_panels_answer_mouse_and_keys_and_leave_pictures_in_a_small_notebook(lab: Lab) -> None:
     lab.open("panels.ipynb", PANELS)
     lab.run_all()
@@ -246,3 +164,84 @@ def test_panels_answer_mouse_and_keys_and_leave_pictures_in_a_small_notebook(lab
     wait_until(lambda: lab.ask(f"{still} !== null && {still}.offsetParent !== null"), "the still picture of the clip")
     lab.picture("panels_without_kernel")
     lab.errors()  # widgets without their kernel are said to be errors, which they are
+
+
+@needs_time
+def test_a_comparison_shows_what_differs_and_any_curve(lab: Lab) -> None:
+    lab.open("compare.ipynb", [COMPARISON])
+    lab.run_all()
+    tab = lab.find(".wl-tabs [data-item='1']", 60)
+    lab.picture("comparison")
+    tab.click()
+    wait_until(lambda: "samples per second" in lab.ask("document.querySelector('.wl-detail').textContent"), "a curve")
+    assert "train.learning_rate" in lab.ask("document.querySelector('.wl-index').textContent")
+    lab.picture("comparison_speed")
+
+
+@needs_time
+def test_buttons_start_pause_stop_and_resume_real_training(lab: Lab) -> None:
+    lab.open("run_panel.ipynb", [RUN_PANEL])
+    lab.run_all()
+
+    def press(title: str) -> None:
+        button = f"[...document.querySelectorAll('.jp-Notebook button')].find(b => b.textContent === '{title}')"
+        wait_until(lambda: lab.ask(f"{button} && !{button}.disabled"), f"the button {title} can be pressed", 120)
+        lab.ask(f"{button}.click()")
+
+    def num_steps() -> int:
+        return sum(path.read_bytes().count(b"\n") for path in lab.folder.glob("trained/2*/metrics.jsonl"))
+
+    press("Start")
+    wait_until(lambda: num_steps() > 20, "it trains", 120)
+    wait_until(lambda: lab.ask(f"Number({LIVE}?.dataset.drawn ?? 0)") > 20, "the chart draws")
+    lab.picture("run_panel_running")
+    press("Pause")
+    press("Go on")
+    press("Stop")
+    lab.wait_for_text("stopped", 60)
+    lab.find(".jp-RenderedSVG img")
+    done = num_steps()
+    assert 20 < done < 20_000
+    assert lab.ask(f"{LIVE} === null")
+    lab.picture("run_panel_stopped")
+    press("Resume")
+    wait_until(lambda: num_steps() > done, "it goes on", 120)
+    assert len(list(lab.folder.glob("trained/2*"))) == 1
+    press("Stop")
+    wait_until(lambda: '"stopped"' in next(lab.folder.glob("trained/2*/status.json")).read_text(), "it stops", 60)
+    saved = lab.save("run_panel.ipynb", "image/svg+xml")
+    assert "widgets" not in saved["metadata"]
+    assert len(json.dumps(saved)) < 150_000
+
+
+@needs_time
+def test_a_cell_that_trains_in_the_kernel_is_watched_and_stopped_while_it_runs(lab: Lab) -> None:
+    lab.open("inside.ipynb", [IN_THE_KERNEL])
+    lab.run_all()
+    wait_until(lambda: lab.ask(f"Number({LIVE}?.dataset.drawn ?? 0)") > 50, "the chart draws", 60)
+    assert not lab.ask(f"{LIVE}.querySelector('[data-wish]')"), "a button that a busy kernel cannot hear"
+    assert "interrupt the kernel to stop it" in lab.text()
+    lab.do("notebook:interrupt-kernel")
+    lab.wait_for_text("ended after")
+    assert int(lab.text().split("ended after")[-1].split()[0]) < 4000
+    lab.find(".jp-RenderedSVG img")
+
+
+@needs_time
+def test_the_board_of_notebook_03_starts_and_stops_an_ablation(lab: Lab) -> None:
+    source = json.loads((Path(__file__).resolve().parents[1] / "notebooks" / "03_speed.ipynb").read_text())
+    cells = ["".join(cell["source"]) for cell in source["cells"] if cell["cell_type"] == "code"]
+    until_board = cells[: 1 + next(i for i, cell in enumerate(cells) if cell.rstrip().endswith("\nboard"))]
+    smoke = "import os\nos.environ['WAMLAB_SMOKE'] = '1'\nos.environ['OMP_NUM_THREADS'] = '1'"
+    lab.open("board.ipynb", [smoke, *until_board])
+    lab.run_all()
+    toggles = "document.querySelectorAll('.widget-toggle-button').length"
+    wait_until(lambda: lab.ask(toggles) > 2, "the toggles", 120)
+    stop = "[...document.querySelectorAll('.jp-Notebook button')].find(b => b.textContent === 'Stop')"
+    wait_until(lambda: not lab.ask(f"{stop}.disabled"), "it runs")
+    lab.ask("document.querySelector('.widget-toggle-button').scrollIntoView()")
+    lab.picture("board_running")
+    lab.ask(f"{stop}.click()")
+    wait_until(lambda: lab.ask(f"{stop}.disabled"), "it has stopped", 60)
+    lab.wait_for_text("stopped with status")
+    lab.picture("board_stopped")

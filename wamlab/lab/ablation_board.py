@@ -52,6 +52,7 @@ class AblationBoard:
         with (folder / "board.log").open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         self.start_button.disabled, self.stop_button.disabled = True, False
+        self.status.value = f"measuring {', '.join(chosen)}"
         threading.Thread(target=self._watch, args=(folder, self.process), name="ablation board", daemon=True).start()
 
     def stop(self) -> None:

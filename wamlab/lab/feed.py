@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections import deque
@@ -114,15 +116,22 @@ class Feed:
         status = self._status
         line = headline(status, self._config, self._recent)
         left = time_left_text(self._config, self._recent)
+        is_inside = self._has_buttons and is_of_this_process(status)
+        hint = "interrupt the kernel to stop it" if is_inside and status["state"] == "running" else ""
         state = "paused" if status["state"] == "running" and status.get("is_paused") else status["state"]
         return {
             "name": self.run.name,
             "state": state,
             "state_color": STATE_COLORS[status["state"]],
-            "headline": " · ".join(filter(None, [line, left, status.get("error")])),
+            "headline": " · ".join(filter(None, [line, left, hint, status.get("error")])),
             "figures": key_figures(self._recent, self._known_evaluations),
-            "buttons": buttons_for(state) if self._has_buttons else [],
+            "buttons": buttons_for(state) if self._has_buttons and not is_inside else [],
         }
+
+
+def is_of_this_process(status: Record) -> bool:
+    """Say whether this very process trains: a cell that trains keeps the kernel from hearing a button."""
+    return status.get("pid") == os.getpid() and status.get("host") == socket.gethostname()
 
 
 def buttons_for(state: str) -> list[tuple[str, str, str]]:

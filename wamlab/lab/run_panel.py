@@ -44,6 +44,7 @@ class RunPanel:
         num_processes: int = 1,
         runs: str | Path = "runs",
         is_tied: bool = True,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Take what ``launch`` takes; raise InputError outside a notebook."""
         if not has_front_end():
@@ -53,7 +54,12 @@ class RunPanel:
         self.recipe, self.changes = recipe, dict(changes or {})
         self.launched: Launched | None = None  # newest start
         self.state = "new"
-        self._options: dict[str, Any] = {"num_processes": num_processes, "runs": runs, "is_tied": is_tied}
+        self._options: dict[str, Any] = {
+            "num_processes": num_processes,
+            "runs": runs,
+            "is_tied": is_tied,
+            "environment": environment,
+        }
         self._chart: Any = None
         self._still: Any = None
         self._thread: threading.Thread | None = None
