@@ -7,8 +7,9 @@ half are of the split "unseen_position", where the object that is meant lies in 
 empty; there the start mostly goes to the other object of the same colour. Success is counted on 200 held-out scenes
 (seeds from 1,000,000) without exploration, before and after; the scenes of seed s begin at (2 + s) million.
 
-Decision rule, written while the first runs played, before any evaluation after the start: an objective has learnt if the mean gain over 3 seeds is at least 20 points and
-each seed's 95 % interval of the gain (paired bootstrap over scenes) lies above 0, each in less than 40 CPU minutes.
+Decision rule, written while the first runs played, before any evaluation after the start: an
+objective has learnt if the mean gain over 3 seeds is at least 20 points and each seed's 95 % interval of the gain
+(paired bootstrap over scenes) lies above 0, each in less than 40 CPU minutes.
 Splits, reward and rates were chosen by probes evaluated on the first 100 of the same held-out scenes: 10 updates on
 "unseen_position" alone took 22 to 71 % (GRPO) and to 61 % (NFT); on recorded scenes alone GRPO took 48 to 43 %.
 
