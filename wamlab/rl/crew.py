@@ -38,7 +38,7 @@ class Crew(Protocol):
         ...
 
     def give(self, worker: int, given: Sequence[Given]) -> None:
-        """Give orders to a worker: once after each of its rounds, maybe none, and when it is idle."""
+        """Give orders to a worker: once after each of its rounds, none if no order ended in it, and when it is idle."""
         ...
 
     def hear(self, timeout_s: float) -> list[Heard]:

@@ -201,7 +201,10 @@ class Rollout(Iterator[PlayedGroup]):
             groups += self._end(worker, ended, now_s)
         if not self._held[worker]:
             self._relieved.discard(worker)
-        self._fill(worker, is_awaited=True)
+        if found.ended:
+            self._fill(worker, is_awaited=True)
+        else:
+            self.crew.give(worker, [])
         return groups
 
     def _end(self, worker: int, ended: Ended, now_s: float) -> list[int]:
@@ -216,7 +219,7 @@ class Rollout(Iterator[PlayedGroup]):
         return [order.group] if not self._left[order.group] else []
 
     def _fill(self, worker: int, *, is_awaited: bool = False) -> None:
-        """Give a worker what fills its places; one that has told of a round waits for an answer."""
+        """Give a worker what fills its places; one that has told of an end waits for an answer."""
         given = []
         if worker not in self._relieved and self.scheduler.num_waiting:
             now_s = time.perf_counter() - self._start_s

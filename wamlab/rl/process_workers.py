@@ -1,14 +1,16 @@
 """Workers as processes of this machine: orders and segments through pipes, weights through a file in shared memory.
 
-A worker plays a round, tells of it and waits for the answer, so that a pipe never carries both ways at once. One that
-dies is noticed by the end of its pipe and started again with the weights and the iteration of the others; workers whose
-parent dies find theirs closed and leave.
+A worker plays rounds and tells of each; when an order has ended in it, it waits for the answer, and nobody writes much
+to it at other times, so that neither side waits for the other to read. One that dies is noticed by the end of its pipe
+and started again with the weights and the iteration of the others; workers whose parent dies find theirs closed, and
+leave.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 import traceback
@@ -56,12 +58,14 @@ class ProcessCrew:
         self.num_workers, self.num_slots, self.restarts_left = num_workers, num_slots, max_restarts
         self._made = (make_act, make_env, num_slots, num_threads)
         parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+        sweep(SHARED_MEMORY)
         self._folder = tempfile.TemporaryDirectory(prefix=f"wamlab-weights-{os.getpid()}-", dir=parent)
         self._weights: tuple[str, int] | None = None
         self._begun: Begin | None = None
         self._pipes: dict[int, Connection] = {}
         self._processes: dict[int, Any] = {}
         self._starting: set[int] = set()
+        self._waiting: set[int] = set()  # for an answer
         self._unheard: list[tuple[int, Any]] = []  # came while something was sent
         for worker in range(num_workers):
             self._start(worker)
@@ -74,13 +78,15 @@ class ProcessCrew:
             raise RuntimeError(f"none of the {self.num_workers} rollout workers is alive")
         number = self._begun[0] + 1 if self._begun else 0
         self._begun = number, dict(groups), setting
+        self._waiting.clear()
         for worker in self._ready:
             self._send(worker, ("begin", self._begun))
         return self._ready
 
     def give(self, worker: int, given: Sequence[Given]) -> None:
-        """Answer a worker's round, or begin one with an idle worker; to a dead one nothing is said."""
-        if worker in self._pipes:
+        """Answer a worker that waits, or give to an idle one; one that plays on, or is dead, is told nothing."""
+        if worker in self._pipes and (given or worker in self._waiting):
+            self._waiting.discard(worker)
             self._send(worker, ("give", list(given)))
 
     def hear(self, timeout_s: float) -> list[Heard]:
@@ -161,6 +167,8 @@ class ProcessCrew:
                     found.append(Heard(worker, None, is_back=True))
             elif self._begun is not None and message[0] == self._begun[0]:
                 found.append(Heard(worker, message[1]))
+                if message[1].ended:
+                    self._waiting.add(worker)
         return found
 
     def _bury(self, worker: int) -> Heard:
@@ -168,6 +176,7 @@ class ProcessCrew:
         process = self._processes[worker]
         process.join()
         self._starting.discard(worker)
+        self._waiting.discard(worker)
         why = f"worker {worker} ended with status {process.exitcode}"
         will_return = self.restarts_left > 0
         if will_return:
@@ -193,6 +202,13 @@ class ProcessCrew:
 def _send_if_alive(pipe: Connection, message: Any) -> None:
     with suppress(BrokenPipeError, ConnectionResetError):  # the end of a dead one's pipe tells of it
         pipe.send(message)
+
+
+def sweep(folder: Path) -> None:
+    """Remove weights that parents left there who were killed."""
+    for left in folder.glob("wamlab-weights-*-*"):
+        if not Path(f"/proc/{left.name.split('-')[2]}").exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def serve(
@@ -222,7 +238,7 @@ def serve(
 def _play(pipe: Connection, player: Worker) -> None:
     number, is_answered = -1, False
     while True:
-        while not (is_answered and player.places):
+        while not (is_answered and player.places) or pipe.poll():
             message = pipe.recv()
             if message is None:
                 return
@@ -231,6 +247,7 @@ def _play(pipe: Connection, player: Worker) -> None:
                 player.begin(groups, setting)
             elif message[0] == "load":
                 path, version = message[1]
+                player.drop(list(player.places))  # of an iteration that was given up
                 load_into(player.act, load_file(path), version)
                 pipe.send(None)
             else:
@@ -238,4 +255,4 @@ def _play(pipe: Connection, player: Worker) -> None:
                 is_answered = True
         found: Round = player.play_round()
         pipe.send((number, found))
-        is_answered = False
+        is_answered = not found.ended

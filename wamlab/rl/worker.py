@@ -11,6 +11,8 @@ from wamlab.rl.jobs import JobKey, Order
 from wamlab.rl.segments import Act, Group, Segment, Setting
 from wamlab.types import Env
 
+ENVS_A_SLOT = 4  # kept: one plays, others rest, and those of other tasks are dear to make (a tabletop takes 12 ms)
+
 
 @dataclass(frozen=True)
 class Given:
@@ -139,7 +141,7 @@ class Worker:
         """Return an environment that nobody plays in; those of other tasks make room where there are many."""
         if self._free.get(task):
             return self._free[task].pop()
-        if self._num_envs >= 2 * self.num_slots:
+        if self._num_envs >= ENVS_A_SLOT * self.num_slots:
             for free in self._free.values():
                 if free:
                     close = getattr(free.pop(), "close", None)
