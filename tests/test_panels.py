@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from wamlab.data.lerobot import open_dataset
+from wamlab.data.write import write_dataset
 from wamlab.errors import InputError
 from wamlab.lab.clip_viewer import ClipViewer, actions_chart, encode_frame
 from wamlab.lab.comparison import Comparison
@@ -20,6 +22,15 @@ from wamlab.lab.rollout_panel import RolloutPanel, explain_iteration, gantt_char
 from wamlab.lab.run import Run, create_run
 from wamlab.lab.run_panel import BUTTONS, RunPanel
 from wamlab.lab.tuner_front import TunerFront, front_chart, front_of, plan_picture
+from wamlab.recipes.panels import browse_dataset, rollout_panel, tuner_panel
+from wamlab.recipes.tune import Tuned
+from wamlab.rl.length_models import LENGTH_MODELS, draw_lengths
+from wamlab.rl.rules import RULES
+from wamlab.rl.service import SERVICES
+from wamlab.rl.simulate import simulate
+from wamlab.sim.experts import play_episodes
+from wamlab.speed.choice import StepChoice
+from wamlab.speed.recompute_plan import RecomputePlan
 
 
 def bar(worker: int, key: tuple[int, int], start_s: float, end_s: float, chunks: int = 1) -> dict:
@@ -248,3 +259,34 @@ def test_every_state_of_a_launched_run_has_its_buttons(tmp_path: Path) -> None:
     assert Launched(None, None, make_run(tmp_path / "runs", "x", 1e-3)).state in BUTTONS
     with pytest.raises(InputError, match="needs a notebook"):
         RunPanel("tiny")
+
+
+# --- panels of what other rooms made ---
+
+
+def test_simulated_rollouts_are_shown_with_all_their_chunks() -> None:
+    drawn = draw_lengths(LENGTH_MODELS["LIBERO-10"], 4, 4, seed=0)
+    timeline = simulate(drawn, RULES["context"], SERVICES["balanced"], num_workers=3, seed=0)
+    lengths = {(group, member): int(n) for group, row in enumerate(drawn.lengths) for member, n in enumerate(row)}
+    panel = rollout_panel(timeline, lengths)
+    found = summarize_iteration(panel.bars, 3)
+    assert found.num_episodes == 16
+    assert found.makespan_s == pytest.approx(timeline.makespan_s)
+    assert sum(bar["chunks"] for bar in panel.bars) == sum(lengths.values())
+
+
+def test_a_recorded_dataset_is_browsed_with_frames_of_its_cameras(tmp_path: Path) -> None:
+    write_dataset(play_episodes(("reach",), 3, seed=0, size=32), tmp_path / "recorded")
+    browser = browse_dataset(tmp_path / "recorded")
+    assert browser.num_items == 3 and "recorded: 3 episodes" in browser.title
+    shown = browser._detail(2)
+    assert shown.count("<img") == 3 * len(open_dataset(tmp_path / "recorded").cameras)
+
+
+def test_a_tuned_front_shows_each_choice_with_its_command() -> None:
+    plans = [RecomputePlan.uniform("full", 4), RecomputePlan.read("2 full, 2 keep")]
+    front = tuple(StepChoice(2, 4, plan, 2**30 * (i + 1), 2.0 - i) for i, plan in enumerate(plans))
+    tuned = Tuned("tiny", "cpu", int(1.5 * 2**30), front[0], front, None, {}, {}, {}, True)
+    panel = tuner_panel(tuned)
+    assert panel.choice is not None and panel.choice["label"] == "4 full"
+    assert "--speed.recompute &quot;2 full, 2 keep&quot; --train.num-micro-batches 4" in panel._detail(1)

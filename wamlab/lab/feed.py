@@ -18,7 +18,7 @@ from wamlab.lab.tail import PIECE_BYTES, Tail
 
 RECENT = 20  # records that key figures average over
 STATUS_S = 1.0  # how often the state, the evaluations and the time are read
-SHARE = 0.01  # of the CPU time of its process that updates may take: a training loop may run in the same one
+SHARE = 0.006  # of the CPU time of a process that trains that updates of its own chart may take; twice that is lost
 WAIT_S = 0.4  # longest wait between updates for the sake of that share
 
 
@@ -80,7 +80,9 @@ class Feed:
                 self._rest(took_s)
 
     def _rest(self, took_s: float) -> None:
-        """Wait until the process has worked so much that ``took_s`` is a small share; it may get little of its CPU."""
+        """Wait; where this process trains, until it has worked so much more that ``took_s`` is a small share."""
+        if not is_of_this_process(self._status):
+            took_s = 0.0
         end_cpu_s, end_s = time.process_time() + took_s / SHARE, time.monotonic() + WAIT_S
         while not self._is_asked_to_end.wait(self._poll_s):
             if time.process_time() >= end_cpu_s or time.monotonic() >= end_s:

@@ -16,7 +16,7 @@ from wamlab.lab.plots import ordered_parts, part_label
 from wamlab.lab.series import SPLIT, Columns, bucket_size, drawable
 
 ASSETS = Path(__file__).parent / "assets"
-WHOLE_S = 2.0  # between two sendings of all rows while no view is known
+WHOLE_S = (1.0, 8.0)  # between two sendings of all rows while no view is known: at first, doubled up to
 MAX_BUCKETS = 1000  # about one a pixel of a wide chart
 
 
@@ -61,7 +61,7 @@ class LiveChart(anywidget.AnyWidget):
         self._head: dict[str, Any] = {}
         self._evaluations: list[tuple[int, float]] = []
         self._has_view = False  # as far as is known: a busy kernel may not hear the first view
-        self._whole_s = 0.0
+        self._whole_s, self._whole_wait_s = 0.0, WHOLE_S[0]
         # Views ask for rows from whatever thread the kernel answers messages in; the file is read in another.
         self._turn = threading.Lock()
         self.on_msg(self._answer)
@@ -87,7 +87,9 @@ class LiveChart(anywidget.AnyWidget):
             self._columns.extend(records)
             self._head, self._evaluations = dict(head), list(evaluations)
             # A view that opens while a cell blocks cannot ask for rows, so until one did they are sent whole.
-            is_whole = not self._has_view and time.monotonic() - self._whole_s > WHOLE_S
+            is_whole = not self._has_view and time.monotonic() - self._whole_s > self._whole_wait_s
+            if is_whole:
+                self._whole_wait_s = min(WHOLE_S[1], 2 * self._whole_wait_s)
             self._send_rows(is_whole=is_whole)
 
     def _answer(self, widget: Any, message: Any, buffers: Any) -> None:
