@@ -4,9 +4,10 @@
 
 A real Jupyter kernel trains a small network in a cell while ``watch`` shows its run, which begins with 100,000 records.
 Every turn is about two seconds of steps; the chart is frozen in every other one. No view answers, which is the dearest
-case: all that is drawn is sent again every eight seconds. ``training_speed_with_monitor`` is the median over neighbouring
+case: all that is drawn is sent again every eight seconds. ``training_speed_with_monitor`` is the median over pairs of
 turns of the speed with against the speed without, by wall clock; its twin takes the CPU time of the whole kernel.
-``update_ms`` is the median CPU time of an update in the thread that watches.
+``update_ms`` is the median CPU time of an update in the thread that watches. The share that updates may take is of
+the kernel's CPU time, but they come twice a second at least: where others use the machine too it shows more.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ class Columns:
     def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
         self.num_rows = 0
         self._arrays = {"step": np.full(1024, np.nan)}
+        self._means_of: tuple = ()  # names and bucket size of the finished buckets' means below
+        self._means = np.empty((0, 0))
         self.extend(records)
 
     @property
@@ -41,6 +43,16 @@ class Columns:
         for name, array in self._arrays.items():
             array[start:end] = [row.get(name, np.nan) for row in rows]
         self.num_rows = end
+
+    def bucket_means(self, names: Sequence[str], size: int) -> Float[np.ndarray, "c m"]:
+        """Average the buckets of columns; those that are full are computed once."""
+        if self._means_of != (tuple(names), size):
+            self._means_of, self._means = (tuple(names), size), np.empty((len(names), 0))
+        num_known = self._means.shape[1]
+        fresh = means(np.stack([self[name][num_known * size :] for name in names]), size)
+        found = np.concatenate([self._means, fresh], axis=1)
+        self._means = found[:, : self.num_rows // size]
+        return found
 
     def _reserve(self, num_rows: int, names: Iterable[str]) -> None:
         before = capacity = len(self._arrays["step"])
@@ -140,9 +152,10 @@ def drawable(columns: Columns, size: int, first_bucket: int = 0) -> dict[str, Fl
         drawn = {"step": np.stack([steps[::size], steps[last]], axis=1).reshape(-1)}
     # All columns of a kind at once: a growing chart draws a bucket or two many times.
     if curves := [name for name in columns.names if name in CURVES]:
-        values = np.stack([columns[name][lookback * size :] for name in curves])
-        drawn |= zip(curves, extremes(values[:, skipped * size :], size), strict=True)
-        smooth = smoothed(means(values, size))[:, skipped:].repeat(twice, axis=1)
+        values = np.stack([columns[name][first_bucket * size :] for name in curves])
+        drawn |= zip(curves, extremes(values, size), strict=True)
+        recent = columns.bucket_means(curves, size)[:, lookback:]
+        smooth = smoothed(recent)[:, skipped:].repeat(twice, axis=1)
         drawn |= zip([name + SMOOTH for name in curves], smooth, strict=True)
     if parts := [name for name in columns.names if name.startswith(SPLIT)]:
         values = np.stack([columns[name][first_bucket * size :] for name in parts])
