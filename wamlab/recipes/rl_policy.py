@@ -7,20 +7,18 @@ the seed, the iteration, the group, the member and the chunk, not on who is play
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
-from torch.nn import functional as F
 
 from wamlab.data.normalize import Normalizers
-from wamlab.data.views import canvas_of
 from wamlab.errors import InputError
 from wamlab.flow import solver_levels
 from wamlab.recipes.build import Workbench
-from wamlab.recipes.session import start_history
+from wamlab.recipes.rl_prefix import Conditioning, Prefixes
 from wamlab.rl.chain import Chain, SampledChunk, StepPolicy, chain_of, sample_chunk
 from wamlab.rl.segments import Asked, Planned, noise_generator
 from wamlab.train import autocast
@@ -30,24 +28,22 @@ START, FIRST_STEP = 0, 1  # words of the noise counter: what a chunk begins with
 CHAIN = tuple(f.name for f in fields(SampledChunk) if f.name not in ("latents", "actions", "next_latents"))
 
 
-@dataclass(frozen=True)
-class Conditioning:
-    """What the network saw of each chunk before it was planned, bit for bit."""
-
-    latents: Float[Tensor, "b 1 c h w"]  # of the newest frame
-    state: Float[Tensor, "b 1 k"]
-    text: Float[Tensor, "b n d"]  # padded with zeros to the network's length: rows of different batches fit together
-    condition: Float[Tensor, "b t e h w"] | None
-    image: Float[Tensor, "b m i"] | None
-
-
 class ChainPolicy:
     """The policy as ``rl.play`` asks it: it plans with stochastic denoising steps, and keeps them."""
 
     def __init__(
-        self, bench: Workbench, normalizers: Normalizers, policy: StepPolicy, *, steps: Sequence[int] | None = None
+        self,
+        bench: Workbench,
+        normalizers: Normalizers,
+        policy: StepPolicy,
+        *,
+        steps: Sequence[int] | None = None,
+        is_prefix_shared: bool = True,
     ) -> None:
-        """Take the steps of ``policy`` at some denoising steps (default: all); raises InputError for other samplers."""
+        """Take the steps of ``policy`` at some denoising steps (default: all); raises InputError for other samplers.
+
+        ``is_prefix_shared`` computes once what siblings have seen alike; ``prefixes.counts`` tells what that saved.
+        """
         sampler = bench.recipe.sampler
         if sampler.guidance_scale != 1 or sampler.solver != "euler" or sampler.has_integer_time:
             raise InputError(
@@ -57,6 +53,7 @@ class ChainPolicy:
             raise InputError("every step of a chain is evaluated: give sampler.num_evaluations 0 and no dynamic skips")
         self.bench, self.normalizers = bench, normalizers
         self.policy, self.steps = policy, steps
+        self.prefixes = Prefixes(bench, normalizers, is_shared=is_prefix_shared)
         self.levels = solver_levels(sampler.num_steps, bench.recipe.noise.shift).tolist()
 
     @property
@@ -68,13 +65,10 @@ class ChainPolicy:
     def __call__(self, asked: Asked) -> Planned:
         """Return robot actions [b a j], and for each chunk all that ``chain_from`` reads."""
         bench, observation = self.bench, asked.observation
-        given = self._condition(asked)
         end = bench.recipe.sampler.video_end_level
+        given, history = self.prefixes(asked)
+        rest = None if given.condition is None else given.condition[:, 1:]
         with autocast(bench.device, has_bf16=bench.recipe.train.has_bf16):
-            history = start_history(bench, given.text, given.image)
-            first = None if given.condition is None else given.condition[:, :1]
-            history = bench.net.observe(history, given.latents, first)
-            rest = None if given.condition is None else given.condition[:, 1:]
 
             def denoise(latents: Tensor, actions: Tensor, video_level: float, level: float) -> Velocity:
                 video, action = (
@@ -98,15 +92,6 @@ class ChainPolicy:
         kept |= {name: getattr(sampled, name) for name in CHAIN}
         kept |= {f"seen.{f.name}": getattr(given, f.name) for f in fields(Conditioning)}
         return Planned(actions, {name: value.cpu().numpy() for name, value in kept.items() if value is not None})
-
-    def _condition(self, asked: Asked) -> Conditioning:
-        bench, robot, observation = self.bench, self.bench.recipe.robot, asked.observation
-        canvas = torch.from_numpy(canvas_of(observation.frames, robot)).to(bench.device)
-        latents, condition = bench.encoder.encode_first(canvas, 1 + bench.recipe.window.frames_per_block)
-        text = bench.encoder.encode_text([robot.instruct(task) for task in observation.instructions])
-        state = torch.from_numpy(self.normalizers.state_to_model(observation.state))[:, None].to(bench.device)
-        padded = F.pad(text, (0, 0, 0, bench.recipe.model.text_len - text.shape[1]))
-        return Conditioning(latents, state, padded, condition, bench.encoder.encode_image(canvas))
 
     @property
     def _action_shape(self) -> tuple[int, int]:
