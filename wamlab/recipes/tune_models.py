@@ -25,7 +25,7 @@ from wamlab.speed.config import ShardConfig
 from wamlab.speed.memory_sizes import memories_at, memory_from_dict, memory_to_dict, with_held
 from wamlab.speed.peaks import DevicePeak, parse_devices
 from wamlab.speed.recompute_plan import POLICIES
-from wamlab.speed.shard_memory import UnitBytes, shared_memory
+from wamlab.speed.shard_memory import UnitBytes, shared_memory, widened_memory
 from wamlab.speed.step_time import BlockTime, MicroBatchTime, measure_times, times_at
 from wamlab.train import has_native_bf16
 
@@ -70,6 +70,10 @@ class Place:
             return torch.cuda.get_device_properties(self.device).total_memory - RESERVED_GIB * GIB
         return None
 
+    def is_narrow(self, recipe: Recipe) -> bool:
+        """Say whether weights are gathered in bfloat16."""
+        return self.has_bf16 and recipe.speed.shard is not None and recipe.speed.shard.has_bf16_weights
+
     @property
     def policies(self) -> tuple[str, ...]:
         """Return the policies worth trying: a CPU has no second memory to offload to."""
@@ -87,7 +91,10 @@ def models_of(recipe: Recipe, where: Place, *, is_cached: bool) -> Models:
             tuple(_time_from_dict(values) for values in kept["times"]), kept["error"], tuple(kept["policies"]),
         )  # fmt: skip
     sizes = list_sizes(recipe.train.batch_size)
-    traced = trace_recipe(recipe, sorted({sizes[0], sizes[-1]}), has_bf16=where.has_bf16, policies=where.policies)
+    traced = trace_recipe(
+        recipe, sorted({sizes[0], sizes[-1]}), has_bf16=where.has_bf16, is_narrow=where.is_narrow(recipe),
+        policies=where.policies,
+    )  # fmt: skip
     memories = tuple(_with_all(recipe, where, memory) for memory in memories_at(traced, sizes).values())
     if where.peak is not None:
         predict = partial(predict_times, recipe, num_devices=where.num_devices, peak=where.peak)
@@ -110,8 +117,11 @@ def _with_all(recipe: Recipe, where: Place, memory: StepMemory) -> StepMemory:
         shard = recipe.speed.shard or ShardConfig()
         with torch.device("meta"):
             net = network_of(recipe, recipe.model.layers, has_bf16=where.has_bf16)
+        units = UnitBytes.of(net, shard)
+        if where.is_narrow(recipe):
+            memory = widened_memory(memory, units, sum(p.numel() * p.element_size() for p in net.parameters()))
         memory = shared_memory(
-            memory, UnitBytes.of(net, shard), shard, where.num_devices,
+            memory, units, shard, where.num_devices,
             is_accumulating=memory.micro_batch < recipe.train.batch_size,
         )  # fmt: skip
     held, encode = held_bytes(recipe, memory.gradients)

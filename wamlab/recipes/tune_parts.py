@@ -71,8 +71,11 @@ def on_device(example: FlowExample, device: torch.device | str) -> FlowExample:
     return rebuilt(tree, iter([tensor.to(device) for tensor in tensors]))
 
 
-def network_of(recipe: Recipe, num_blocks: int, *, has_bf16: bool) -> nn.Module:
-    """Return the recipe's network with so many blocks and random weights, adapters and frozen parameters included."""
+def network_of(recipe: Recipe, num_blocks: int, *, has_bf16: bool, is_narrow: bool = False) -> nn.Module:
+    """Return the recipe's network with so many blocks and random weights, adapters and frozen parameters included.
+
+    ``is_narrow`` makes weights bfloat16 as ``speed.shard.has_bf16_weights`` gathers them.
+    """
     kind = PlainWorldActionModel if recipe.speed.is_plain else WorldActionModel
     net = kind(replace(recipe.model, layers=num_blocks))
     if recipe.train.lora is not None:
@@ -80,6 +83,12 @@ def network_of(recipe: Recipe, num_blocks: int, *, has_bf16: bool) -> nn.Module:
             narrowed(net, recipe.train.lora)
         with_lora(net, recipe.train.lora)
     freeze(net, recipe.train.frozen)
+    if is_narrow:
+        kept = {id(p) for module in (net.time_embedding, net.time_projection) for p in module.parameters()}
+        for module in net.modules():  # fake parameters cannot be converted in place
+            for name, p in list(module.named_parameters(recurse=False)):
+                if id(p) not in kept:
+                    setattr(module, name, nn.Parameter(p.detach().to(torch.bfloat16), requires_grad=p.requires_grad))
     return net
 
 
@@ -94,14 +103,16 @@ def loss_of(recipe: Recipe, device_type: str, *, has_bf16: bool) -> Any:
 
 
 def trace_recipe(
-    recipe: Recipe, sizes: Sequence[int], *, has_bf16: bool, policies: Sequence[str] = POLICIES
-) -> list[StepMemory]:
+    recipe: Recipe, sizes: Sequence[int], *, has_bf16: bool, is_narrow: bool = False,
+    policies: Sequence[str] = POLICIES,
+) -> list[StepMemory]:  # fmt: skip
     """Trace the memory of the whole network on one device, under fake tensors, for some micro-batches.
 
     The optimiser's state is in it; the average of weights and encoders are not.
     """
     loss, example, train = loss_of(recipe, "cpu", has_bf16=has_bf16), sample_of(recipe), recipe.train
     level_weight(example.seen.video_noise_level, recipe.noise)  # reads its constants once
+    make_net = partial(network_of, recipe, has_bf16=has_bf16, is_narrow=is_narrow)
     is_8bit = train.optimizer == "adamw8bit"
 
     def update(net: nn.Module, optimizer: Optimizer) -> None:
@@ -114,8 +125,8 @@ def trace_recipe(
     try:
         traced = [
             trace_step_memory(
-                partial(network_of, recipe, has_bf16=has_bf16), loss, example, num_blocks=recipe.model.layers,
-                micro_batch=size, policies=policies, caches=CACHES, update=update,
+                make_net, loss, example, num_blocks=recipe.model.layers, micro_batch=size, policies=policies,
+                caches=CACHES, update=update,
                 make_optimizer=None if is_8bit else partial(
                     make_optimizer, config=train, is_fused=recipe.speed.is_optimizer_fused
                 ),

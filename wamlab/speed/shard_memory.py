@@ -8,7 +8,7 @@ gradients of a block, and the buffer in which they are summed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from torch import nn
 
@@ -17,34 +17,45 @@ from wamlab.speed.config import ShardConfig
 
 
 @dataclass(frozen=True)
-class UnitBytes:
-    """Whole, unshared bytes of a block and of everything that is no block: as gathered, and gradients as summed."""
+class Unit:
+    """Whole, unshared bytes of what is gathered together."""
 
-    block: int
-    root: int
-    block_gradient: int
-    root_gradient: int
-    sum_gradient: int  # of a block, in the type in which gradients are summed
-    root_sum_gradient: int
+    weights: int  # as gathered
+    gradient: int  # as autograd makes it
+    summed: int  # of trained weights, in the type in which gradients are summed
+    master: int  # of trained weights, in the type of the shares
+
+    def __add__(self, other: Unit) -> Unit:
+        return Unit(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Unit)))
+
+    def __mul__(self, number: int) -> Unit:
+        return Unit(*(number * getattr(self, f.name) for f in fields(Unit)))
+
+
+@dataclass(frozen=True)
+class UnitBytes:
+    """A block, and everything that is no block."""
+
+    block: Unit
+    root: Unit
 
     @classmethod
     def of(cls, net: nn.Module, config: ShardConfig) -> UnitBytes:
         """Count a network, which may be on the meta device."""
-        inside = {id(p) for p in net.get_submodule("blocks").parameters()}
-        num_blocks = len(list(net.get_submodule("blocks").children()))
+        blocks = list(net.get_submodule("blocks").children())
+        inside = {id(p) for block in blocks for p in block.parameters()}
 
-        def total(size: int | None, *, is_block: bool, is_trained: bool) -> int:
-            found = (p for p in net.parameters() if (id(p) in inside) == is_block)
-            found = (p for p in found if p.requires_grad or not is_trained)
-            whole = sum(p.numel() * (size or p.element_size()) for p in found)
-            return whole // num_blocks if is_block else whole
+        def unit(parameters: list[nn.Parameter]) -> Unit:
+            trained = [p for p in parameters if p.requires_grad]
 
-        narrow, sums = (2 if is_narrow else None for is_narrow in (config.has_bf16_weights, config.has_bf16_sums))
-        return cls(
-            *(total(narrow, is_block=is_block, is_trained=trained) for trained in (False, True)
-              for is_block in (True, False)),
-            *(total(sums or 4, is_block=is_block, is_trained=True) for is_block in (True, False)),
-        )  # fmt: skip
+            def total(those: list[nn.Parameter], size: int | None) -> int:
+                return sum(p.numel() * (size or p.element_size()) for p in those)
+
+            narrow = 2 if config.has_bf16_weights else None
+            sums = 2 if config.has_bf16_sums else 4
+            return Unit(total(parameters, narrow), total(trained, narrow), total(trained, sums), total(trained, None))
+
+        return cls(unit(list(blocks[0].parameters())), unit([p for p in net.parameters() if id(p) not in inside]))
 
 
 def shared_memory(
@@ -56,20 +67,15 @@ def shared_memory(
     are those of torch 2.13: forward the flat buffer of a unit stays until the next one is unpacked; backward at least
     one unit is fetched ahead, and a block's summing buffer stays until the next one is needed.
     """
-    parts = max(1, world_size // config.num_replicas)
+    parts, number = max(1, world_size // config.num_replicas), memory.num_blocks
     if config.units == "whole":
-        units = replace(
-            units, block=0, block_gradient=0, sum_gradient=0,
-            root=units.root + memory.num_blocks * units.block,
-            root_gradient=units.root_gradient + memory.num_blocks * units.block_gradient,
-            root_sum_gradient=units.root_sum_gradient + memory.num_blocks * units.sum_gradient,
-        )  # fmt: skip
-    block, kept = units.block, min(config.num_kept, memory.num_blocks) * units.block
+        units = UnitBytes(Unit(0, 0, 0, 0), units.root + units.block * number)
+    one_block, root, block = units.block, units.root, units.block.weights
+    kept = min(config.num_kept, number) * block
     ahead, behind = config.num_prefetched * block, max(config.num_prefetched, 1) * block
-
-    def freed(whole: int) -> int:
-        """Return how much smaller a share is."""
-        return whole - -(-whole // parts)
+    # Gradients of several micro-batches add up in the type of their sums.
+    widened = max(one_block.summed - one_block.gradient, 0) if is_accumulating else 0
+    root_widened = max(root.summed - root.gradient, 0) if is_accumulating else 0
 
     def moved(one: Stretch, more: int, *, change: int = 0, at_end: int | None = None) -> Stretch:
         """Return a stretch with more beside it, and at its end so much beside what is alive then."""
@@ -83,24 +89,24 @@ def shared_memory(
 
     def of(one: PassMemory, *, is_first: bool) -> PassMemory:
         is_summed = not (is_accumulating and is_first)
-        sums, root_sums = (units.sum_gradient, units.root_sum_gradient) if is_summed else (0, 0)
-        less, root_less = freed(units.block_gradient), freed(units.root_gradient)
-        beside, at_last = sums, sums
-        if is_accumulating:  # all become shares in the last pass, the worst is before
-            beside = max(sums - less, 0)
-            root_less = root_less + memory.num_blocks * less if is_summed else 0
-            less = 0
+        sums, root_sums = (one_block.summed, root.summed) if is_summed else (0, 0)
+        less = one_block.gradient + widened - -(-one_block.master // parts)
+        root_less = root.gradient + root_widened - -(-root.master // parts)
+        beside = sums
+        if is_accumulating and is_summed:  # all become shares in this pass; what it adds is highest at its beginning
+            beside = max(sums - less, 0) + (one_block.gradient if widened else 0)
+            less, root_less = 0, root_less + number * less
+        elif is_accumulating:
+            less, root_less = -widened, -root_widened
         return replace(
             one,
-            stem=moved(one.stem, 2 * units.root, change=units.root),
+            stem=moved(one.stem, 2 * root.weights, change=root.weights),
             forward=all_moved(one.forward, 2 * block + ahead),
             tail=all_moved(one.tail, 2 * block, change=kept),
-            last=all_moved(
-                one.last, (0 if kept else block) + behind, change=-kept - less, at_end=behind + at_last - kept
-            ),
+            last=all_moved(one.last, (0 if kept else block) + behind, change=-kept - less, at_end=behind + sums - kept),
             backward=all_moved(one.backward, block + behind + beside, change=-less, at_end=behind + beside),
             root=all_moved(
-                one.root, block + beside, change=-units.root - less - root_less, at_end=root_sums - units.root
+                one.root, block + beside, change=-root.weights - less - root_less, at_end=root_sums - root.weights
             ),
         )
 
@@ -112,4 +118,20 @@ def shared_memory(
         update_peak=-(-memory.update_peak // parts),
         first=of(memory.first, is_first=True),
         later=of(memory.later, is_first=False),
+    )
+
+
+def widened_memory(memory: StepMemory, units: UnitBytes, parameters: int) -> StepMemory:
+    """Return a memory traced with bfloat16 weights with ``parameters`` bytes of shares and their optimiser in float32.
+
+    Steps and passes stay as traced: gathered weights are in bfloat16, and so are the gradients autograd makes.
+    """
+    master = units.root.master + units.block.master * memory.num_blocks
+    share = master / max(memory.gradients, 1)
+    return replace(
+        memory,
+        parameters=parameters,
+        optimizer=round(memory.optimizer * share),
+        gradients=master,
+        update_peak=round(memory.update_peak * share),
     )
