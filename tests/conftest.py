@@ -1,10 +1,15 @@
 """Fixtures that several test files share."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+# One thread a process, also of those that tests start: several processes whose threads wait for each other's cores take
+# ten times as long, and sums over a vector depend on how many threads add it up.
+torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from selenium.common.exceptions import StaleElementReferenceException
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 INSTALL = "apt-get install --no-install-recommends chromium chromium-driver && pip install selenium"
@@ -79,6 +80,18 @@ class Lab:
         """Return the first element that a CSS selector finds, once there is one."""
         script = f"document.querySelector({json.dumps(selector)})"
         return wait_until(lambda: self.ask(script), f"an element {selector}", timeout_s)
+
+    def click(self, selector: str, timeout_s: float = 30) -> None:
+        """Click what a CSS selector finds, as a mouse would; again where it was drawn anew in between."""
+
+        def is_clicked() -> bool:
+            try:
+                self.find(selector, timeout_s).click()
+            except StaleElementReferenceException:
+                return False
+            return True
+
+        wait_until(is_clicked, f"a click on {selector}", timeout_s)
 
     def text(self) -> str:
         """Return what the notebook says, out of sight too."""

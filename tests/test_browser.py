@@ -72,14 +72,14 @@ def test_a_run_is_drawn_live_paused_and_stopped_by_buttons_and_leaves_a_still_pi
         stage.send_keys(Keys.HOME)
         assert "loss at step 1: total" in stage.get_attribute("aria-label") != before
 
-        lab.find("[data-wish='pause']").click()
+        lab.click("[data-wish='pause']")
         wait_until(lambda: lab.ask(f"{LIVE}.dataset.state") == "paused", "the run is paused")
         num_written = metrics.read_bytes().count(b"\n")
         time.sleep(0.4)
         assert metrics.read_bytes().count(b"\n") == num_written
-        lab.find("[data-wish='go on']").click()
+        lab.click("[data-wish='go on']")
         wait_until(lambda: metrics.read_bytes().count(b"\n") > num_written, "the run goes on")
-        lab.find("[data-wish='stop']").click()
+        lab.click("[data-wish='stop']")
         picture = lab.find(".jp-RenderedSVG img", 40)
         assert writer.wait(20) == 0
         assert metrics.read_bytes().count(b"\n") < NUM_STEPS
@@ -110,7 +110,7 @@ def test_panels_answer_mouse_and_keys_and_leave_pictures_in_a_small_notebook(lab
     assert lab.ask(f"{clip}.querySelector('img').src") != first
     assert lab.ask(f"[...{clip}.querySelectorAll('img')].every(image => image.naturalWidth === 64)")
     lab.picture("clip_viewer")
-    lab.find(".wl-clip-bar button").click()
+    lab.click(".wl-clip-bar button")
     wait_until(lambda: int(lab.ask(f"{clip}.dataset.frame")) > 7, "the clip plays")
 
     def panel(name: str) -> str:
