@@ -29,7 +29,7 @@ from wamlab.speed.shard_memory import UnitBytes, shared_memory, widened_memory
 from wamlab.speed.step_time import BlockTime, MicroBatchTime, measure_times, times_at
 from wamlab.train import has_native_bf16
 
-VERSION = 1  # of what is kept in the cache: raise it when a model of memory or time changes
+VERSION = 2  # of what is kept in the cache: raise it when a model of memory or time changes
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Place:
 
 def models_of(recipe: Recipe, where: Place, *, is_cached: bool) -> Models:
     """Read or make what a recipe takes at a place; measuring and tracing take up to minutes."""
-    path = cache_folder() / f"{_fingerprint(recipe, where)}.json"
+    path = cache_path(recipe, where)
     if is_cached and path.exists():
         kept = read_json(path)
         return Models(
@@ -103,11 +103,7 @@ def models_of(recipe: Recipe, where: Place, *, is_cached: bool) -> Models:
         times, error = _measure(recipe, where, sizes)
     models = Models(memories, times, error, where.policies)
     if is_cached:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {
-            "recipe": recipe.name, "device": where.name, "memories": [memory_to_dict(one) for one in memories],
-            "times": [asdict(one) for one in times], "error": error, "policies": list(where.policies),
-        })  # fmt: skip
+        write_models(path, recipe, where, models)
     return models
 
 
@@ -152,7 +148,8 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wamlab" / "tune"
 
 
-def _fingerprint(recipe: Recipe, where: Place) -> str:
+def cache_path(recipe: Recipe, where: Place) -> Path:
+    """Return the file for everything that memory and time depend on: network, shapes, tricks, device, versions."""
     kept = {
         "version": VERSION, "wamlab": __version__, "torch": torch.__version__, "device": where.name,
         "devices": where.num_devices, "bf16": where.has_bf16, "threads": torch.get_num_threads(),
@@ -160,9 +157,18 @@ def _fingerprint(recipe: Recipe, where: Place) -> str:
         "text": asdict(recipe.text), "image": None if recipe.image is None else asdict(recipe.image),
         "canvas": [recipe.robot.canvas_height_px, recipe.robot.canvas_width_px], "features": recipe.features.mode,
         "train": {**asdict(recipe.train), "num_micro_batches": 0, "seed": 0, "num_steps": 0},
-        "speed": {**asdict(recipe.speed), "recompute": ""}, "noise": asdict(recipe.noise),
+        "speed": {**asdict(recipe.speed), "recompute": "", "budget_gib": None}, "noise": asdict(recipe.noise),
     }  # fmt: skip
-    return hashlib.sha256(repr(plain(kept)).encode()).hexdigest()[:24]
+    return cache_folder() / f"{hashlib.sha256(repr(plain(kept)).encode()).hexdigest()[:24]}.json"
+
+
+def write_models(path: Path, recipe: Recipe, where: Place, models: Models) -> None:
+    """Keep what was traced and timed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {
+        "recipe": recipe.name, "device": where.name, "memories": [memory_to_dict(one) for one in models.memories],
+        "times": [asdict(one) for one in models.times], "error": models.error, "policies": list(models.policies),
+    })  # fmt: skip
 
 
 def _time_from_dict(values: dict[str, Any]) -> MicroBatchTime:
