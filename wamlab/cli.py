@@ -15,7 +15,7 @@ from pathlib import Path
 import tyro
 from tyro.conf import Positional
 
-from wamlab.errors import InputError
+from wamlab.errors import InputError, advice_for
 from wamlab.recipes.commands import check_numbers, convert_weights, inspect_weights, plan_training, serve, show_robot
 from wamlab.recipes.datasets import check_data, convert_data, import_video_files, make_data, show_data
 from wamlab.recipes.measure_data import measure_data
@@ -203,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"wamlab: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"wamlab: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        print(f"wamlab: {error.filename or 'a file'}: {error.strerror or error}: {advice_for(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         hints = {

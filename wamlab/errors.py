@@ -1,5 +1,7 @@
 """The one error a user's wrong input raises; free of torch, so that a laptop can read runs quickly."""
 
+import errno
+
 
 class InputError(ValueError):
     """A user's input is wrong; the message is one sentence that says what, where and what to do."""
@@ -11,6 +13,24 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, message: str, *, is_preempted: bool = False) -> None:
         super().__init__(message)
         self.is_preempted = is_preempted  # the machine was taken away: whoever started the run should start it again
+
+
+ADVICE = {  # what a person can do about what the system refuses
+    (errno.ENOENT,): "make what is missing, or give another path",
+    (errno.ENOSPC, errno.EDQUOT): "free space there, or give another place",
+    (errno.EFBIG,): "the limit of a file's size is reached: raise it (ulimit -f), or give another place",
+    (errno.EACCES, errno.EPERM): "get rights there, or give another place",
+    (errno.EROFS,): "it can only be read there: give another place",
+    (errno.EEXIST, errno.ENOTDIR, errno.EISDIR): "something of another kind has that name: give another path",
+    (errno.ENAMETOOLONG,): "give a shorter name",
+    (errno.ELOOP,): "links there lead in a circle: mend them",
+    (errno.EMFILE, errno.ENFILE): "too many files are open: raise the limit (ulimit -n)",
+}
+
+
+def advice_for(error: OSError) -> str:
+    """Say what a person can do about an error of the system."""
+    return next((words for codes, words in ADVICE.items() if error.errno in codes), "look at what is there")
 
 
 def check_range(owner: str, config: object, least: int | float, most: int | float, *names: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -104,9 +105,10 @@ def write_comparison(comparison: Comparison, path: Path) -> Path:
 def _told(run: Run) -> Record:
     """Return what decides a run: its config, what went in, and the versions it ran on."""
     environment = run.environment
-    packages = {f"packages.{name}": version for name, version in environment.get("packages", {}).items()}
-    inputs = {f"input.{name}": value[:12] for name, value in environment.get("fingerprints", {}).items()}
-    commits = {f"git.{Path(name).name}": (state["commit"] or "")[:12] for name, state in environment["git"].items()}
+    packages = {f"packages.{name}": version for name, version in environment["packages"].items()}
+    inputs = {f"input.{name}": str(value)[:12] for name, value in environment["fingerprints"].items()}
+    states = {name: state if isinstance(state, Mapping) else {} for name, state in environment["git"].items()}
+    commits = {f"git.{Path(name).name}": str(state.get("commit") or "")[:12] for name, state in states.items()}
     return flattened(run.config) | inputs | commits | packages
 
 

@@ -26,7 +26,7 @@ def slug_of(name: str) -> str:
 def run_folders(root: Path) -> list[Path]:
     """Return the run folders of a root, oldest first."""
     if not root.is_dir():
-        raise InputError(f"{root} is no folder: give the one that create_run was given")
+        raise InputError(f"{root} is no folder: give the one in which runs are, with --root or as root")
     return sorted(
         (status.parent for status in root.glob("[!.]*/status.json")),
         key=lambda folder: (folder.name[:10], folder.name[-6:], folder.name),

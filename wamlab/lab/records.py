@@ -5,16 +5,27 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from wamlab.errors import InputError
+from wamlab.errors import InputError, advice_for
 
 Record = dict[str, Any]
+MOST_STEPS = 2**53  # that a chart can tell apart
+FIGURES = (
+    "loss", "video_loss", "action_loss", "samples_per_s", "mfu", "memory_gib", "gradient_norm", "step_s",
+    "held_out_loss", "action_error", "action_error_mean_baseline", "video_psnr_db", "video_psnr_copy_db",
+)  # fmt: skip
+KEYS = {  # of figures by name, and what the names may be
+    "split_s": re.compile(r".+", re.DOTALL),
+    "held_out_loss_by_level": re.compile(r"\d+(\.\d*)?([eE][-+]?\d+)?"),
+}
 TAIL_BYTES = 65_536  # enough for the last record of any run
 
 
@@ -45,13 +56,19 @@ def plain(value: Any, where: str = "the record") -> Any:
 
 def write_whole(path: Path, data: bytes | str) -> None:
     """Write a file under a temporary name and move it into place, so that no reader meets half of it."""
+    if not path.name:
+        raise InputError(f'"{path}" names no file to write: give a path with a name')
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+        temporary.write_bytes(data.encode(errors="replace") if isinstance(data, str) else data)
         temporary.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise InputError(f"{path} cannot be written ({error.strerror}): {advice_for(error)}") from error
+    except BaseException:  # an interrupt leaves no part either
         temporary.unlink(missing_ok=True)
-        raise InputError(f"{path} cannot be written ({error.strerror}): free space or rights there") from error
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -65,7 +82,7 @@ def read_json(path: Path) -> Record:
         document = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise InputError(f"{path} is missing: {path.parent} is not a whole run folder") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as JSON ({error}): restore it from a copy") from error
     if not isinstance(document, dict):
         raise InputError(f"{path} holds no JSON object but {str(document)[:40]!r}: restore it from a copy")
@@ -87,7 +104,7 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
         with path.open("ab", buffering=0) as file:
             file.write(line)
     except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}): free space or rights there") from error
+        raise InputError(f"{path} cannot be written ({error.strerror}): {advice_for(error)}") from error
 
 
 def read_lines(path: Path, since: int = 0, *, is_strict: bool = False, num_bytes: int = -1) -> tuple[list[Record], int]:
@@ -119,7 +136,9 @@ def read_lines(path: Path, since: int = 0, *, is_strict: bool = False, num_bytes
         with path.open("rb") as file:
             number = file.read(since).count(b"\n") + damaged[0] + 1
         more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
-        wrong = f"line {number} of {path}{more} is not a JSON record with a step ({lines[damaged[0]][:40]!r})"
+        wrong = (
+            f"line {number} of {path}{more} is not a JSON record with a step and numbers ({lines[damaged[0]][:40]!r})"
+        )
         if is_strict:
             raise InputError(f"{wrong}: mend or delete it")
         warnings.warn(f"{wrong} and is left out", stacklevel=2)  # one place, so one notice
@@ -129,9 +148,23 @@ def read_lines(path: Path, since: int = 0, *, is_strict: bool = False, num_bytes
 def _decode(line: bytes) -> Record | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and type(record.get("step")) is int else None
+    return record if isinstance(record, dict) and is_sound(record) else None
+
+
+def is_sound(record: Record) -> bool:
+    """Say whether a record has a whole step, and numbers or nothing where figures are drawn from it."""
+    step = record.get("step")
+    if type(step) is not int or not 0 <= step < MOST_STEPS:
+        return False
+    values = [record[name] for name in FIGURES if name in record]
+    for name in KEYS:
+        group = record.get(name) or {}
+        if not isinstance(group, dict) or not all(map(KEYS[name].fullmatch, group)):
+            return False
+        values += group.values()
+    return all(value is None or isinstance(value, int | float) for value in values)
 
 
 def read_last(path: Path) -> Record | None:

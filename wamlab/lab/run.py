@@ -25,7 +25,7 @@ from wamlab.errors import InputError, Stopped
 from wamlab.lab.card import run_chart
 from wamlab.lab.environment import write_environment
 from wamlab.lab.folders import check_name, nearest, run_folders, slug_of
-from wamlab.lab.lock import is_gone, release_lock, take_lock, this_process
+from wamlab.lab.lock import release_lock, take_lock, this_process
 from wamlab.lab.records import (
     Record,
     append_line,
@@ -37,6 +37,7 @@ from wamlab.lab.records import (
     write_json,
     write_whole,
 )
+from wamlab.lab.status import read_status
 
 State = Literal["running", "finished", "failed", "stopped", "lost"]
 LINE_FILES = ("metrics.jsonl", "evaluations.jsonl")
@@ -73,15 +74,18 @@ class Run:
 
     @property
     def environment(self) -> Record:
-        return read_json(self.folder / "environment.json")
+        """What ``environment.json`` says; of what the run does not say there is nothing."""
+        path = self.folder / "environment.json"
+        found = {"git": {}, "packages": {}, "fingerprints": {}} | read_json(path)
+        for name in ("git", "packages", "fingerprints"):
+            if not isinstance(found[name], Mapping):
+                raise InputError(f"{path} is damaged, its {name} is {str(found[name])[:40]}: restore it from a copy")
+        return found
 
     @property
     def status(self) -> Record:
         """What ``status.json`` says; a running run whose process is dead on this host reads ``lost``."""
-        status = read_json(self.folder / "status.json")
-        if status["state"] == "running" and is_gone(status):
-            status |= {"state": "lost", "error": f"its process {status['pid']} ended without a word"}
-        return status
+        return read_status(self.folder)
 
     @property
     def state(self) -> State:
@@ -247,8 +251,9 @@ def _resume(root: Path, name: str, document: Record) -> Run:
     folder = newest_run(root, name).folder
     take_lock(folder / "lock")
     try:
+        num_resumes = (read_status(folder).get("num_resumes") or 0) + 1  # what is damaged shows before all changes
         for file_name in LINE_FILES:
-            read_lines(folder / file_name, is_strict=True)  # what is damaged shows before anything is changed
+            read_lines(folder / file_name, is_strict=True)
         for file_name in LINE_FILES:
             drop_unfinished_line(folder / file_name)
         for file_name in ("config.json", "environment.json", "uncommitted.diff", "summary.json"):
@@ -259,7 +264,6 @@ def _resume(root: Path, name: str, document: Record) -> Run:
         write_json(folder / "config.json", document["config"])
         write_environment(folder, document["fingerprints"])
         run = Run(folder, is_writer=True)
-        num_resumes = read_json(folder / "status.json")["num_resumes"] + 1
         writer = {"job": None, "generation": None} | this_process()
         run._set_status(
             state="running", **writer, ended=None, error=None, is_preempted=False, is_paused=False,
@@ -283,7 +287,7 @@ def find_run(root: str | Path, text: str = "") -> Run:
     """Open the one run whose name is ``text``, starts with it or holds it; without text, the newest."""
     folders = run_folders(Path(root))
     if not folders:
-        raise InputError(f"{root} holds no runs: give the folder that create_run was given")
+        raise InputError(f"{root} holds no runs: give the folder in which runs are, with --root or as root")
     for fits in (str.__eq__, str.startswith, str.__contains__):
         found = [folder for folder in folders if fits(folder.name, text)]
         if not text:

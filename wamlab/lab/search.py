@@ -113,7 +113,7 @@ def _row(run: Run, names: Sequence[str]) -> Record:
         last = read_last(run.folder / "metrics.jsonl") or {}
         evaluation = read_last(run.folder / "evaluations.jsonl") or {}
         state = "paused" if status["state"] == "running" and status.get("is_paused") else status["state"]
-    except (InputError, KeyError, TypeError):
+    except (InputError, KeyError, TypeError, OSError):
         return {"run": run.name, "state": "damaged"}
     config = _config_of(run) if names else {}
     row = {"run": run.name, "state": state} | {name: config.get(name) for name in names}

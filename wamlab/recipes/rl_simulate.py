@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from wamlab.errors import InputError
 from wamlab.lab.table import Table
+from wamlab.recipes.commands import check_numbers
 
 if TYPE_CHECKING:
     from wamlab.rl.service import Service
@@ -79,11 +80,9 @@ def simulate_rollouts(
     for what, name, known in (
         ("lengths", lengths, LENGTH_MODELS), ("rule", rule, RULES), ("service", service, SERVICES),
     ):  # fmt: skip
-        if name and name not in known:
+        if name not in known and (name or what == "service"):
             raise InputError(f'there is no {what} "{name}": give one of {", ".join(known)}')
-    for what, number in {"workers": workers, "slots": slots, "groups": groups, "seeds": seeds}.items():
-        if number < 1:
-            raise InputError(f"--{what} is {number}: give at least 1")
+    check_numbers(1, workers=workers, slots=slots, groups=groups, group_size=group_size, seeds=seeds)
     print(
         simulated_table(
             [lengths] if lengths else list(LENGTH_MODELS),

@@ -58,15 +58,14 @@ def remove_runs(names: Positional[tuple[str, ...]], root: Path = RUNS, yes: bool
         root: folder of the runs
         yes: do not ask
     """
-    from wamlab.lab.archive import remove_run
+    from wamlab.lab.archive import check_removable, remove_run
     from wamlab.lab.run import find_run
 
     if not names or "" in names:
         raise InputError("name the runs to delete")
-    runs = [find_run(root, name) for name in dict.fromkeys(names)]
+    runs = list({run.folder: run for run in (find_run(root, name) for name in names)}.values())
     for run in runs:
-        if run.state == "running":
-            raise InputError(f"{run.folder} is running: stop it first (wamlab runs stop {run.name})")
+        check_removable(run)
     if not yes:
         if not sys.stdin.isatty():
             raise InputError("nobody can be asked here: give --yes to delete")
@@ -96,7 +95,8 @@ def export_runs(name: Positional[str] = "", root: Path = RUNS, out: Path | None 
     left_out = export_run(run, path, is_whole=whole)
     print(f"wrote {path}, {path.stat().st_size / 2**20:.1f} MiB")
     if left_out:
-        print(f"left out {len(left_out)} files (--whole takes them): {', '.join(sorted(left_out)[:5])}")
+        how = "links and the like" if whole else "--whole takes all but links"
+        print(f"left out {len(left_out)} files ({how}): {', '.join(sorted(left_out)[:5])}")
 
 
 def ask_run(wish: str, name: str, root: Path) -> None:

@@ -6,6 +6,7 @@ run folder on a disk that all of them see and the first process as the only one 
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,13 @@ from wamlab.lab.folders import slug_of
 from wamlab.lab.records import write_whole
 from wamlab.recipes.order import TrainOrder, read_order
 from wamlab.recipes.submit_templates import RAY, SKYPILOT, SLURM
+
+TEXTS = {  # option -> what it may say, an example
+    "accelerator": (r"[\w.+-]+", "H100 or A100-80GB"),
+    "time": (r"\d+(:\d\d){0,2}|\d+-\d\d?(:\d\d){0,2}|UNLIMITED", "24:00:00 or 2-12:00"),
+    "partition": (r"[\w.,@+-]*", "gpu or a100,h100"),
+    "account": (r"[\w.,@+-]*", "lab"),
+}
 
 
 @dataclass(frozen=True)
@@ -38,10 +46,14 @@ class SubmitOrder:
     restarts: int = 3  # after a lost process
     spot: bool = True  # machines that may be taken away, for SkyPilot
     jobs: Path = Path("jobs")  # folder for the files
+    replace: bool = False  # a file of that name which says something else, perhaps changed by hand
 
     def __post_init__(self) -> None:
         check_range("submit", self, 1, 100_000, "nodes", "cpu_processes", "notice_s")
         check_range("submit", self, 0, 1024, "gpus", "restarts")
+        for name, (pattern, example) in TEXTS.items():  # they go into a file whose lines are orders
+            if not re.fullmatch(pattern, value := getattr(self, name), re.ASCII):
+                raise InputError(f"submit.{name} is {value!r}: give one such as {example}")
 
 
 def submit_command(words: Sequence[str]) -> None:
@@ -49,10 +61,11 @@ def submit_command(words: Sequence[str]) -> None:
     if not words or words[0] not in ENGINES:
         raise InputError(f"name an engine, one of {', '.join(ENGINES)}: wamlab submit slurm tiny --nodes 2")
     engine, *rest = words
-    if not rest or rest[0].startswith("-"):
+    if not rest or (rest[0].startswith("-") and not {"-h", "--help"} & {*rest}):
         raise InputError(f"name a recipe: wamlab submit {engine} tiny --nodes 2")
-    prog = f"wamlab submit {engine} {rest[0]}"
-    order, others = tyro.cli(SubmitOrder, args=rest[1:], prog=prog, return_unknown_args=True)
+    recipe = [] if rest[0].startswith("-") else rest[:1]
+    prog = f"wamlab submit {engine} {recipe[0] if recipe else 'RECIPE'}"
+    order, others = tyro.cli(SubmitOrder, args=rest[len(recipe) :], prog=prog, return_unknown_args=True)
     path = write_job(engine, order, [rest[0], *others])
     print(f"wrote {path}\nread it, then: {HAND_IN[engine].format(path=path)}")
 
@@ -60,8 +73,10 @@ def submit_command(words: Sequence[str]) -> None:
 def write_job(engine: str, order: SubmitOrder, train_words: Sequence[str]) -> Path:
     """Write the file of an engine for `wamlab train` with these words, and return its path.
 
-    Raises InputError for words that `wamlab train` would refuse.
+    Raises InputError for words that `wamlab train` would refuse, and for a file there that says something else.
     """
+    if odd := [word for word in [*train_words, str(order.jobs)] if not word.isprintable()]:
+        raise InputError(f"{odd[0]!r} holds what a line of a file cannot say: give words of one line")
     train: TrainOrder = read_order(TrainOrder, "train", train_words)
     name = slug_of(train.recipe.name)
     if train.processes > 1 or train.resume or train.announce:
@@ -69,7 +84,6 @@ def write_job(engine: str, order: SubmitOrder, train_words: Sequence[str]) -> Pa
             "the file starts and resumes the processes itself: leave out --processes, --resume, --announce"
         )
     path = order.jobs / f"{name}{SUFFIXES[engine]}"
-    path.parent.mkdir(parents=True, exist_ok=True)
     values: dict[str, Any] = {
         "name": name,
         "nodes": order.nodes,
@@ -95,7 +109,11 @@ def write_job(engine: str, order: SubmitOrder, train_words: Sequence[str]) -> Pa
         "use_gpu": bool(order.gpus),
         "backend": "cpu:gloo,cuda:nccl" if order.gpus else "gloo",
     }
-    write_whole(path, ENGINES[engine].substitute(values))
+    text = ENGINES[engine].substitute(values)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not order.replace and path.read_bytes() != text.encode():
+        raise InputError(f"{path} exists and says something else: --replace writes over it, --jobs elsewhere")
+    write_whole(path, text)
     if engine == "slurm":
         path.chmod(0o755)
     return path
