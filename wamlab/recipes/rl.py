@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -22,8 +21,9 @@ from wamlab.recipes.rl_policy import ChainPolicy
 from wamlab.rl.flow_policy import FlowSde
 from wamlab.rl.nft import follow, nft_loss
 from wamlab.rl.objectives import PolicyTerms, policy_loss
-from wamlab.rl.play import PlayConfig, PlayedGroup, play
+from wamlab.rl.play import PlayConfig, PlayedGroup, Rollout, play
 from wamlab.rl.segments import Group, Setting
+from wamlab.rl.store import TieredStore
 from wamlab.rl.update import FinishedGroup, check_ratios, joined
 from wamlab.score.success import wilson_interval
 from wamlab.sim.vector import TabletopVector
@@ -93,12 +93,12 @@ class RlBench:
             groups.append(Group(index, f"{family} {split}", first_seed + index, cap=-(-most_ticks // num_ticks)))
         return groups
 
-    def play(self, iteration: int) -> Iterator[PlayedGroup]:
-        """Play an iteration, counted from 0, by the weights as they are."""
+    def play(self, iteration: int, store: TieredStore | None = None) -> Rollout:
+        """Play an iteration, counted from 0, by the weights as they are; go on from what ``store`` has of it."""
         recipe, policy = self.recipe, self.policy(self.recipe.explore.noise_scale)
         groups = self.groups(recipe.num_groups, recipe.first_seed + iteration * recipe.num_groups)
-        setting = Setting(recipe.train.seed, iteration, iteration, policy.sampler)
-        return play(groups, setting, policy, self.make_env, config=recipe.play)
+        setting = Setting(recipe.train.seed, iteration, iteration, policy.sampler, is_exact=recipe.is_exact)
+        return play(groups, setting, policy, self.make_env, config=recipe.play, store=store)
 
     def finish(self, played: PlayedGroup, iteration: int) -> FinishedGroup:
         """Return a played group's part of the update."""
@@ -162,15 +162,18 @@ class RlBench:
             "won": ordered,
         }
 
-    def update_from(self, iteration: int) -> Samples:
+    def update_from(self, iteration: int, store: TieredStore | None = None) -> Samples:
         """Play an iteration by the weights as they are; return the example that its updates learn from.
+
+        What ``store`` has of it is not played again.
 
         Raises InputError where no group had anything to say.
         """
         start_s = time.perf_counter()
         if self.recipe.objective == "nft":
             follow(self.old, self.net, 0.0)
-        played = list(self.play(iteration))
+        rollout = self.play(iteration, store)
+        played = list(rollout)
         play_s = time.perf_counter() - start_s
         groups = [self.finish(group, iteration) for group in played]
         example = joined(groups, iteration)
@@ -179,6 +182,7 @@ class RlBench:
             "success": sum(segment.is_success for segment in segments) / len(segments),
             "num_episodes": len(segments),
             "num_chunks": sum(segment.num_chunks for segment in segments),
+            "num_played": rollout.timeline.num_chunks,  # fewer after a kill
             "num_flat": sum(group.is_flat for group in groups),
             "play_s": play_s,
             "ratio_error": 0.0,

@@ -63,6 +63,8 @@ class RlRecipe:
     nft_levels: str = "sampler"  # noise levels of nft: those that the sampler visits, or as in "training"
     num_draws: int = 1  # of noise for each chunk, with nft
     play: PlayConfig = field(default_factory=PlayConfig)
+    is_stored: bool = True  # keep on disk what is played until a checkpoint has learnt from it: kills lose little
+    is_exact: bool = False  # plan one episode at a time: bit for bit the same after a kill, else but for rounding
     train: TrainConfig = field(default_factory=TrainConfig)  # its steps are updates
     evaluation: RlEvaluation = field(default_factory=RlEvaluation)
     checkpoint_every: int = 10  # iterations

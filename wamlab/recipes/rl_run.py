@@ -17,11 +17,13 @@ from wamlab.recipes.fit import normalizers_name
 from wamlab.recipes.policy import load_policy
 from wamlab.recipes.rl import RlBench
 from wamlab.recipes.rl_config import RlRecipe
+from wamlab.recipes.rl_progress import RolloutProgress
 from wamlab.train import make_optimizer, train
 from wamlab.types import Samples, StepRecord
 
 RL_FILE = "rl.json"  # in the run folder: the rl recipe and its start; config.json is the network's, so the run plays
-FREE_ON_RESUME = ("train.num_micro_batches", "evaluation.", "checkpoint_every", "play.")
+FREE_ON_RESUME = ("train.num_micro_batches", "evaluation.", "checkpoint_every", "play.", "is_stored")
+ROLLOUT = "rollout"  # folder in the run's, of what no checkpoint has learnt from yet
 
 
 def open_bench(recipe: RlRecipe, start: Run) -> RlBench:
@@ -58,7 +60,8 @@ def post_train(bench: RlBench, run: Run) -> Iterator[StepRecord]:
     """Play, learn, evaluate and checkpoint into ``run``; yield the record of each iteration's last update.
 
     A run with a checkpoint goes on from the end of its iteration, bit for bit: play depends on weights and counted
-    noise alone. What was played of an iteration that was cut short is played again.
+    noise alone. With ``recipe.is_stored`` what was played since then is on disk and is not played again; an iteration
+    that was cut short goes on in the middle, with ``recipe.is_exact`` bit for bit, too.
     """
     recipe = bench.recipe
     optimizer = make_optimizer(bench.net, recipe.train)
@@ -68,7 +71,8 @@ def post_train(bench: RlBench, run: Run) -> Iterator[StepRecord]:
         run.truncate_metrics(first_step)
     else:
         run.log_evaluation({"step": 0} | bench.evaluate())
-    examples = _examples(bench, first_step // recipe.num_epochs)
+    progress = RolloutProgress(run.folder / ROLLOUT) if recipe.is_stored else None
+    examples = _examples(bench, first_step // recipe.num_epochs, progress)
     for record in train(bench.loss, examples, optimizer, recipe.train, first_step=first_step):
         iteration, rest = divmod(record.step, recipe.num_epochs)
         if rest:
@@ -79,12 +83,15 @@ def post_train(bench: RlBench, run: Run) -> Iterator[StepRecord]:
             run.log_evaluation({"step": record.step} | bench.evaluate())
         if is_last or iteration % recipe.checkpoint_every == 0:
             write_checkpoint(run.checkpoints, record.step, bench.net, optimizer, None)
+            if progress is not None:
+                progress.forget(iteration)
         yield record
 
 
-def _examples(bench: RlBench, iteration: int) -> Iterator[Samples]:
+def _examples(bench: RlBench, iteration: int, progress: RolloutProgress | None) -> Iterator[Samples]:
     while True:
-        example = bench.update_from(iteration)
+        store = None if progress is None else progress.begin(iteration, bench.net)
+        example = bench.update_from(iteration, store)
         for _ in range(bench.recipe.num_epochs):
             yield example
         iteration += 1
