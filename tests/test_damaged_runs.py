@@ -8,7 +8,7 @@ import signal
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -17,8 +17,10 @@ import pytest
 from wamlab.cli import main
 from wamlab.errors import InputError, advice_for
 from wamlab.lab import archive
-from wamlab.lab.records import write_whole
+from wamlab.lab.records import plain, write_whole
 from wamlab.lab.run import Run, create_run, open_run, read_metrics
+from wamlab.recipes.comparing import ParityOrder, compare_runs
+from wamlab.recipes.config import recipe_from_dict, tiny
 from wamlab.recipes.submit import SubmitOrder, write_job
 
 NEST = "[" * 100_000  # deeper than a reader may go
@@ -209,3 +211,24 @@ def test_a_job_file_takes_no_orders_from_options_and_is_not_written_over(
     with pytest.raises(SystemExit) as ended:
         main(["submit", "slurm", "--help"])
     assert ended.value.code == 0 and "--nodes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "change", [{"data": 3}, {"data": {"num_threads": "x"}}, {"model": []}, {"name": 3}, {"train": {"has_bf16": "no"}}]
+)
+def test_a_config_with_a_value_of_another_kind_is_refused_with_its_name(change: dict) -> None:
+    config = plain(asdict(tiny()))
+    for name, value in change.items():
+        config[name] = config[name] | value if isinstance(value, dict) else value
+    with pytest.raises(InputError, match=rf"config\.{next(iter(change))}.* is .*, no .*: restore it from a copy"):
+        recipe_from_dict(config)
+    assert recipe_from_dict(plain(asdict(tiny()))) == tiny()
+
+
+def test_runs_without_losses_to_compare_are_refused_before_anything_is_measured(run: Run, runs: Path) -> None:
+    other = open_run(next(runs.glob("*second*")))
+    for text, said in (('{"step": 1}\n', "no two common training steps"), ('{"step": 1, "loss": -1}\n', "above 0")):
+        for folder in (run.folder, other.folder):
+            (folder / "metrics.jsonl").write_text(2 * text)
+        with pytest.raises(InputError, match=said):
+            compare_runs([run], [other], ParityOrder())

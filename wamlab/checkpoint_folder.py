@@ -61,7 +61,7 @@ def newest_checkpoint(folder: Path) -> Path:
     """Return the newest finished checkpoint; InputError if there is none."""
     found = list_checkpoints(folder)
     if not found:
-        raise InputError(f"{folder} holds no finished checkpoint: start a new run without --resume")
+        raise InputError(f"{folder} holds no finished checkpoint: train one, in a new run without --resume")
     return found[-1]
 
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import threading
+import warnings
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -195,6 +196,8 @@ USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --hel
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; wrong input prints one sentence and returns 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        warnings.formatwarning = _warning_line
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _interrupt)  # batch systems send it; what Ctrl-C cleans up is cleaned up
     try:
@@ -203,7 +206,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"wamlab: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"wamlab: {error.filename or 'a file'}: {error.strerror or error}: {advice_for(error)}", file=sys.stderr)
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"wamlab: {place}{error.strerror or error}: {advice_for(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         hints = {
@@ -215,6 +219,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = hints.get(words[0], "") if words else ""
         print(f"wamlab: stopped{hint}", file=sys.stderr)
         return 130
+
+
+def _warning_line(message: Warning | str, category: type[Warning], place: str, *more: object) -> str:
+    """Write a warning of wamlab's own as a sentence, without the line of code that gave it."""
+    if category is UserWarning and Path(place).is_relative_to(Path(__file__).parent):
+        return f"wamlab: note: {message}\n"
+    return f"{place}:{more[0] if more else ''}: {category.__name__}: {message}\n"
 
 
 def _interrupt(*_: object) -> None:

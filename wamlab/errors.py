@@ -24,6 +24,7 @@ ADVICE = {  # what a person can do about what the system refuses
     (errno.EEXIST, errno.ENOTDIR, errno.EISDIR): "something of another kind has that name: give another path",
     (errno.ENAMETOOLONG,): "give a shorter name",
     (errno.ELOOP,): "links there lead in a circle: mend them",
+    (errno.EADDRINUSE,): "end what listens there, or give another port",
     (errno.EMFILE, errno.ENFILE): "too many files are open: raise the limit (ulimit -n)",
 }
 

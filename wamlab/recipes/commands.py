@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from socket import gaierror
 from typing import Literal
 
 from tyro.conf import Positional
@@ -165,10 +166,13 @@ def serve(
 
     executor = ThreadPoolExecutor(1, thread_name_prefix="policy")
     policy = executor.submit(load).result()
-    serve_forever(
-        PolicyServer(policy, policy.contract, config, executor=executor),
-        lambda address: print(f"{run.name} at {address}\n{policy.history_sentence}", flush=True),
-    )
+    try:
+        serve_forever(
+            PolicyServer(policy, policy.contract, config, executor=executor),
+            lambda address: print(f"{run.name} at {address}\n{policy.history_sentence}", flush=True),
+        )
+    except gaierror as error:
+        raise InputError(f"--host {host} is no address of this machine ({error.strerror}): give 127.0.0.1") from error
 
 
 def check_numbers(least: int | float, **numbers: int | float) -> None:

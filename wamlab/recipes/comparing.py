@@ -76,6 +76,7 @@ def compare_runs(
     the units of a claim about recipes. The whole is "different" where a part is, at alpha shared by the parts, and
     "equivalent" where all parts are. Raises InputError for runs whose data or units differ.
     """
+    curves = read_curves(baselines, candidates)
     pairs = []
     for baseline, candidate in zip(baselines, candidates, strict=True):
         pairs.append(_measure(baseline, candidate, order))
@@ -91,7 +92,6 @@ def compare_runs(
     if order.play is not None:
         parts["success"] = _judge_success(pairs, order)
     parts["action error"] = _judge_errors(pairs, order)
-    curves = read_curves(baselines, candidates)
     found["curves"] = curve_gap(*curves)
     if len(pairs) >= MIN_CURVES:
         parts["training loss"] = compare_curves(*curves, margin=order.curve_margin, alpha=order.alpha)
@@ -125,11 +125,14 @@ def parity_text(found: Record) -> str:
 
 def read_curves(baselines: Sequence[Run], candidates: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
     """Return the training losses [seed, step] of both sides, over the steps that all runs took."""
-    sides = [[[r["loss"] for r in read_metrics(run)[0]] for run in runs] for runs in (baselines, candidates)]
+    told = [[read_metrics(run)[0] for run in runs] for runs in (baselines, candidates)]
+    sides = [[[r["loss"] for r in records if r.get("loss") is not None] for records in side] for side in told]
     length = min(len(losses) for side in sides for losses in side)
     if length < 2:
         raise InputError("the runs to compare have no two common training steps in metrics.jsonl")
     base, other = (np.array([losses[:length] for losses in side], dtype=float) for side in sides)
+    if min(base.min(), other.min()) <= 0:
+        raise InputError("the runs to compare have training losses that are not above 0: their logarithms have no gap")
     return base, other
 
 

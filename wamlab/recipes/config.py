@@ -284,10 +284,28 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
         if value is None:
             return None
         kinds = [member for member in get_args(kind) if member is not NoneType]
+        kinds = [member for member in kinds if _fits(member, value)] or kinds
         named = [k for k in kinds if is_dataclass(k) and set(value) <= {f.name for f in fields(k)}]
         kind = min(named, key=lambda k: len(fields(k)), default=kinds[0])  # the one that lacks least
+    if not _fits(kind, value):
+        raise InputError(
+            f"{where} is {str(value)[:40]!r}, no {getattr(kind, '__name__', kind)}: restore it from a copy"
+        )
     if is_dataclass(kind):
         return _filled(cast(type, kind), value, where)
     if get_origin(kind) is tuple:
         return tuple(_typed(get_args(kind)[0], item, where) for item in value)
     return Path(value) if kind is Path else value
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    """Say whether a value of JSON can be of a field's type; of types that no field here has, it can."""
+    if is_dataclass(kind):
+        return isinstance(value, Mapping)
+    if get_origin(kind) is tuple:
+        return isinstance(value, list | tuple)
+    if kind is float:
+        return value is None or type(value) in (int, float)  # JSON has no infinity
+    if kind is Path:
+        return isinstance(value, str | Path)
+    return kind not in (bool, int, str) or type(value) is kind

@@ -50,7 +50,9 @@ def score_run(run: Run, order: ScoreOrder, *, say: Say = print) -> Record:
     of the other half. Closed-loop episodes choose nothing.
     """
     policy = load_scored(run, order.data)
-    bench = policy.bench
+    bench, num_ticks = policy.bench, policy.bench.recipe.window.actions_per_block
+    if order.play is not None and (order.play.num_executed or 1) > num_ticks:
+        raise InputError(f"--executed is {order.play.num_executed}: a chunk of {run.name} has {num_ticks} ticks")
     held_out = read_clips(bench, order.num_clips, order.num_blocks)
     if len(held_out.clips) < 4:
         raise InputError(f"{len(held_out.clips)} held-out episodes are too few to score on: hold out four or more")
@@ -81,6 +83,8 @@ def load_scored(run: Run, data: Path | None = None, checkpoint: Path | None = No
                 f"{run.name} was trained on {len(recipe.data.roots)} datasets: they must lie where it says"
             )
         recipe = replace(recipe, data=replace(recipe.data, root=data))
+    if not recipe.data.roots and not recipe.data.root.is_dir():
+        raise InputError(f"{recipe.data.root}, the dataset of {run.name}, is not there: say where with --data")
     bench = Workbench(recipe)
     vars(bench)["net"] = loaded.bench.net
     return PairedPolicy(bench, loaded.normalizers)
