@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import resource
 import shutil
 import signal
@@ -12,6 +13,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from wamlab.cli import main
@@ -232,3 +234,43 @@ def test_runs_without_losses_to_compare_are_refused_before_anything_is_measured(
             (folder / "metrics.jsonl").write_text(2 * text)
         with pytest.raises(InputError, match=said):
             compare_runs([run], [other], ParityOrder())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: 3\nrecipe: tiny\n", "name is 3, not a word"),
+        ("name: a\nrecipe: [tiny]\n", "recipe is .* not a word"),
+        ("name: a\nrecipe: nope\n", 'no recipe "nope"'),
+        ("name: a\nrecipe: tiny\nbudget: {minutes: soon}\n", "budget.minutes is 'soon', not a number"),
+        ("name: a\nrecipe: tiny\ngrid: {1: [2]}\n", "varies 1: name fields"),
+        ("name: a\nrecipe: tiny\nlist: [{no.such: 1}]\n", "no field no.such to vary"),
+        ("name: a\nrecipe: tiny\nbase: {runs: elsewhere}\n", "no field runs to vary"),
+        ("\udcff\udcfe", "is no YAML"),
+    ],
+)
+def test_an_odd_sweep_is_refused_before_anything_is_trained(
+    tmp_path: Path, text: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    assert main(["sweep", str(file), "--runs", str(tmp_path / "runs")]) == 2
+    assert re.search(said, capsys.readouterr().err) and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "said"),
+    [
+        ("x = = 3", [], "line 1 of the cell tagged parameters .* is no Python"),
+        ("%matplotlib inline\nx: int = 3", ["--kernel", "nowhere"], 'there is no kernel "nowhere"'),
+        ("x: int = 3", [], "names no kernel"),
+        ("x: int = 3", ["--kernel", "python3", "--cell-timeout-s", "0"], "--cell-timeout-s is 0"),
+    ],
+)
+def test_an_odd_notebook_is_refused_before_there_is_a_run(
+    tmp_path: Path, source: str, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = nbformat.v4.new_code_cell(source, metadata={"tags": ["parameters"]})
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "odd.ipynb")
+    assert main(["run", str(tmp_path / "odd.ipynb"), "--runs", str(tmp_path / "runs"), *options]) == 2
+    assert re.search(said, capsys.readouterr().err) and not (tmp_path / "runs").exists()

@@ -88,13 +88,31 @@ def read_parameters(notebook: Path) -> dict[str, Parameter]:
         raise InputError(f"{notebook} is no notebook ({str(error).splitlines()[0][:80]})") from error
     tagged = [cell for cell in cells if "parameters" in cell.metadata.get("tags", [])]
     found: dict[str, Parameter] = {}
-    for node in ast.parse(tagged[0].source).body if tagged else []:
+    source = re.sub(r"^[%!].*$", "", tagged[0].source if tagged else "", flags=re.MULTILINE)  # of IPython
+    try:
+        body = ast.parse(source).body
+    except SyntaxError as error:
+        where = f"line {error.lineno} of the cell tagged parameters in {notebook}"
+        raise InputError(f"{where} is no Python ({error.msg}): mend it") from error
+    for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             default = ast.unparse(node.value) if node.value else ""
             found[node.target.id] = Parameter(node.target.id, ast.unparse(node.annotation), default)
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             found[node.targets[0].id] = Parameter(node.targets[0].id, "", ast.unparse(node.value))
     return found
+
+
+def check_kernel(notebook: Path, kernel: str = "") -> None:
+    """Refuse a kernel that is not installed, before there is a run; without a name, that of the notebook."""
+    import nbformat
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    told = nbformat.read(notebook, as_version=4).metadata.get("kernelspec", {}).get("name", "")
+    installed = KernelSpecManager().find_kernel_specs()
+    if (kernel or told) not in installed:
+        wrong = f'there is no kernel "{kernel or told}"' if kernel or told else f"{notebook} names no kernel"
+        raise InputError(f"{wrong}: give one with --kernel, of {', '.join(sorted(installed)) or 'those you install'}")
 
 
 def check_parameters(known: Mapping[str, Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,6 +138,9 @@ def run_notebook(
 
     The error is "" if all went well; the files are written in any case, also after an interrupt, which is raised.
     """
+    check_kernel(notebook, kernel)
+    if cell_timeout_s is not None and cell_timeout_s < 1:
+        raise InputError(f"--cell-timeout-s is {cell_timeout_s}: give at least 1")
     import papermill
     from papermill.exceptions import PapermillExecutionError
 
@@ -169,5 +190,5 @@ def read_yaml(path: Path) -> Any:
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", YAML_FLOAT, [*"-+.0123456789"])
     try:
         return yaml.load(path.read_text("utf-8"), Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path} is no YAML: {' '.join(str(error).split())[:200]}") from error

@@ -63,12 +63,16 @@ def with_robot(recipe: Recipe, name: str) -> Recipe:
     return replace(recipe, data=data, robot=robot, window=found.window, model=model)
 
 
+def named_recipe(name: str) -> Recipe:
+    """Return the recipe of a name, or of the ``config.json`` of a run; InputError where there is none."""
+    return recipe_from_dict(read_json(Path(name))) if name.endswith(".json") else find_recipe(name)
+
+
 def read_order(kind: Any, verb: str, words: Sequence[str]) -> Any:
     """Return what a command that takes a recipe was told; the recipe is a name or the ``config.json`` of a run."""
     if not words or words[0].startswith("-"):
         raise InputError(f"name a recipe to {verb}, one of {', '.join(RECIPES)}: wamlab {verb} {next(iter(RECIPES))}")
-    is_file = words[0].endswith(".json")
-    recipe = recipe_from_dict(read_json(Path(words[0]))) if is_file else find_recipe(words[0])
+    recipe = named_recipe(words[0])
     if robot_file := _value_of("--robot-file", words):  # first, so that the other options can change what it says
         recipe = with_robot(recipe, robot_file)
     return tyro.cli(

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def sweep_command(file: Positional[Path], runs: Path = Path("runs"), dry: bool =
         raise InputError(f"{file} is no file: give the YAML of a sweep")
     sweep = read_sweep(read_yaml(file), str(file))
     trials = list_trials(sweep)
+    check_fields(sweep, str(file))
     if not dry:
         run_sweep(sweep, trials, runs)
     print(sweep_table(trials, runs))
@@ -47,6 +49,16 @@ def sweep_command(file: Positional[Path], runs: Path = Path("runs"), dry: bool =
     if left and not dry:
         print(f"{left} of {len(trials)} are left: the same command goes on")
     return 1 if "failed" in states and not dry else 0
+
+
+def check_fields(sweep: Sweep, where: str) -> None:
+    """Refuse a recipe that is not there, and fields that begin like none of it, before anything is trained."""
+    from wamlab.recipes.order import named_recipe  # imports torch
+
+    known = [f.name for f in fields(named_recipe(sweep.recipe)) if f.name != "name"]
+    for name in dict.fromkeys([*sweep.base, *sweep.grid, *(name for entry in sweep.list for name in entry)]):
+        if name.partition(".")[0].replace("-", "_") not in known:
+            raise InputError(f"{where}: the recipe has no field {name} to vary: it has {', '.join(known)}")
 
 
 def run_sweep(sweep: Sweep, trials: Sequence[Trial], runs: Path, *, say: Callable[[str], Any] = print) -> None:

@@ -84,6 +84,9 @@ def read_sweep(document: Any, where: str) -> Sweep:
     if odd := sorted(map(str, document.keys() - known)):
         raise InputError(f"{where} has {', '.join(odd)}, which no sweep has: it has {', '.join(sorted(known))}")
     values = dict(document)
+    for name in ("name", "recipe"):
+        if not isinstance(values[name], str) or not values[name]:
+            raise InputError(f"{where}: {name} is {values[name]!r}, not a word")
     for name, kind in (("base", dict), ("grid", dict), ("list", list), ("budget", dict)):
         if name in values and not isinstance(values[name], kind):
             raise InputError(f"{where}: {name} is no {'mapping' if kind is dict else 'list'}")
@@ -92,12 +95,17 @@ def read_sweep(document: Any, where: str) -> Sweep:
     for name, tried in values.get("grid", {}).items():
         if not isinstance(tried, list) or not tried:
             raise InputError(f"{where}: grid.{name} is {tried!r}: give a list of values to try")
+    entries = [values.get("base", {}), values.get("grid", {}), *values.get("list", [])]
+    if odd := [name for entry in entries for name in entry if not isinstance(name, str)]:
+        raise InputError(f"{where} varies {odd[0]!r}: name fields of the recipe, such as train.seed")
     for name in ("processes", "restarts", "parallel"):
         if name in values and type(values[name]) is not int:
             raise InputError(f"{where}: {name} is {values[name]!r}, not a whole number")
     budget = values.pop("budget", {})
     if odd := sorted(budget.keys() - asdict(Budget()).keys()):
         raise InputError(f"{where}: budget has {', '.join(odd)}: it has runs and minutes")
+    if odd := [name for name, value in budget.items() if type(value) not in (int, float)]:
+        raise InputError(f"{where}: budget.{odd[0]} is {budget[odd[0]]!r}, not a number")
     values["list"] = tuple(values.get("list", ()))
     return Sweep(**values, budget=Budget(**{name: float(value) for name, value in budget.items()}))
 
