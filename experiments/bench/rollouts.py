@@ -10,6 +10,11 @@ processes only), against the simulator told the cost line of those very rounds.
 
 Engine: rounds of the demo's network on tabletops, played by a worker process under the scheduler, over the time of
 policy and environments in those very rounds; and over those of a bare loop ("paired").
+
+Iteration: whole GRPO iterations of the demo's network on tabletops of all families by two real worker processes, whose
+trainer learns when they are done; static groups with refill against the context rule with shared prefixes, the same
+episodes in turns. Only when an episode ends is drawn (an untrained network ends none). "update_share" is the part of a
+static iteration that no way to play can shorten, "iteration_bound" what rollouts that take no time would give.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +30,7 @@ from tqdm import tqdm
 
 from wamlab.lab.table import Table
 from wamlab.recipes.rehearsal import RandomWam, chunk_latency_ratios, make_tabletop
+from wamlab.recipes.rl_iteration import Iteration, WayToPlay, compare
 from wamlab.rl.length_models import LENGTH_MODELS, draw_lengths
 from wamlab.rl.play import PlayConfig
 from wamlab.rl.process_workers import ProcessCrew
@@ -95,7 +102,7 @@ def rehearse_all(*, is_quick: bool) -> list[dict[str, Any]]:
             if is_quick:
                 pairs = list(zip(REHEARSED, LENGTH_MODELS, strict=True))
             for rule, model in tqdm(pairs, desc=f"{kind}, {num_workers} workers", file=sys.stderr):
-                lengths = draw_lengths(LENGTH_MODELS[model], 4 if is_quick else 6, 4, seed=1)
+                lengths = draw_lengths(LENGTH_MODELS[model], 3 if is_quick and kind == "asleep" else 6, 4, seed=1)
                 config = PlayConfig(rule=rule, num_members=4)
                 rollout = rehearse(lengths, service, crew, config, seed=1, is_computing=kind == "computing")
                 row = {"workers": f"{num_workers}, {kind}", "rule": rule, "lengths": model}
@@ -110,9 +117,36 @@ def measure_latency(*, is_quick: bool) -> dict[str, list[float]]:
     torch.set_num_threads(1)  # as in the worker
     try:
         with ProcessCrew(RandomWam, make_tabletop, num_workers=1, num_slots=4) as crew:
-            return chunk_latency_ratios(crew, RandomWam(), 3 if is_quick else 7, num_groups=2 if is_quick else 4)
+            return chunk_latency_ratios(crew, RandomWam(), 2 if is_quick else 7, num_groups=2 if is_quick else 4)
     finally:
         torch.set_num_threads(num_threads)
+
+
+def measure_iteration(*, is_quick: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return a row a way to play, and what the context rule with shared prefixes is worth in whole iterations."""
+    sizes = {"num_groups": 4 if is_quick else 6, "num_members": 3 if is_quick else 8}
+    slow, fast = WayToPlay("static", is_prefix_shared=False), WayToPlay()
+    pairs = compare(slow, fast, 2 if is_quick else 10, num_workers=2, num_slots=sizes["num_members"], **sizes)
+
+    def median(what: Callable[[Iteration, Iteration], float]) -> float:
+        return statistics.median(what(a, b) for a, b in pairs)
+
+    rows = []
+    for name, own in zip(("static", "context, shared prefixes"), zip(*pairs, strict=True), strict=True):
+        names = ("total_s", "rollout_s", "tail_s", "busy", "update_s", "load_s", "num_rows")
+        rows.append({"way": name} | {n: statistics.median(getattr(one, n) for one in own) for n in names})
+    return rows, {
+        "iteration_vs_static": median(lambda a, b: a.total_s / b.total_s),
+        "iteration_pairs": [a.total_s / b.total_s for a, b in pairs],
+        "iteration_rollout_vs_static": median(lambda a, b: a.rollout_s / b.rollout_s),
+        "iteration_tail_cut": median(lambda a, b: 1 - b.tail_s / a.tail_s),
+        "iteration_update_share": median(lambda a, _: a.update_s / a.total_s),
+        "iteration_bound": median(lambda a, _: a.total_s / (a.total_s - a.rollout_s)),
+        "iteration_static_busy": median(lambda a, _: a.busy),
+        "iteration_context_busy": median(lambda _, b: b.busy),
+        "iteration_context_makespan_s": median(lambda _, b: b.rollout_s),
+        "iteration_context_tail_s": median(lambda _, b: b.tail_s),
+    }
 
 
 def run(*, is_quick: bool) -> dict[str, Any]:
@@ -141,6 +175,9 @@ def run(*, is_quick: bool) -> dict[str, Any]:
     figures["chunk_latency_ratio"] = statistics.median(ratios["own"])
     figures["chunk_latency_ratio_paired"] = statistics.median(ratios["paired"])
     figures["chunk_latency_ratios"] = ratios
+    ways, found_iteration = measure_iteration(is_quick=is_quick)
+    print(Table(ways))
+    figures |= found_iteration
     figures["minutes"] = (time.perf_counter() - start_s) / 60
     return figures
 
