@@ -18,9 +18,9 @@ import pytest
 
 from wamlab.cli import main
 from wamlab.errors import InputError, advice_for
-from wamlab.lab import archive
+from wamlab.lab import archive, lock
 from wamlab.lab.records import plain, write_whole
-from wamlab.lab.run import Run, create_run, open_run, read_metrics
+from wamlab.lab.run import Run, create_run, find_run, open_run, read_metrics
 from wamlab.recipes.comparing import ParityOrder, compare_runs
 from wamlab.recipes.config import recipe_from_dict, tiny
 from wamlab.recipes.submit import SubmitOrder, write_job
@@ -274,3 +274,38 @@ def test_an_odd_notebook_is_refused_before_there_is_a_run(
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "odd.ipynb")
     assert main(["run", str(tmp_path / "odd.ipynb"), "--runs", str(tmp_path / "runs"), *options]) == 2
     assert re.search(said, capsys.readouterr().err) and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "said"),
+    [
+        ("import os; os._exit(3)", [], "the kernel died in a cell"),
+        ("import time; time.sleep(60)", ["--cell-timeout-s", "1"], "a cell took more than 1 s"),
+    ],
+)
+def test_a_notebook_that_cannot_go_on_ends_as_a_failed_run(
+    tmp_path: Path, source: str, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = [nbformat.v4.new_code_cell(source)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "odd.ipynb")
+    words = ["run", str(tmp_path / "odd.ipynb"), "--runs", str(tmp_path / "runs"), "--kernel", "python3", *options]
+    assert main(words) == 1
+    assert said in capsys.readouterr().out
+    failed = find_run(tmp_path / "runs")
+    assert failed.state == "failed" and said in failed.status["error"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_full_disk_can_be_cleared_of_runs_and_a_locked_one_is_left_as_it_was(
+    runs: Path, run: Run, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(number, "refused")
+
+    monkeypatch.setattr(lock.json, "dump", refused)
+    status = main(["runs", "rm", "first", "--yes", "--root", str(runs)])
+    if number == errno.ENOSPC:
+        assert status == 0 and not run.folder.exists()
+    else:
+        assert status == 2 and "only be read" in capsys.readouterr().err
+        assert run.folder.exists() and not (run.folder / "lock").exists()

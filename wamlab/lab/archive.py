@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from wamlab.errors import InputError, advice_for
-from wamlab.lab.lock import take_lock
+from wamlab.lab.lock import release_lock, take_lock
 from wamlab.lab.run import Run
 
 HEAVY_FOLDERS = ("checkpoints",)
@@ -34,15 +37,31 @@ def remove_run(run: Run) -> None:
     It is hidden first, so that an interrupt leaves no half of a run; the next removal clears what was left hidden.
     """
     check_removable(run)
+    lock, has_lock = run.folder / "lock", False
     try:
-        take_lock(run.folder / "lock")  # so that nobody goes on with it meanwhile
+        with suppress_full_disk():
+            take_lock(lock)  # so that nobody goes on with it meanwhile
+            has_lock = True
         hidden = run.folder.with_name(f".{run.name}{REMOVED}")
         shutil.rmtree(hidden, ignore_errors=True)
         run.folder.rename(hidden)
     except OSError as error:
+        if has_lock:
+            with suppress(OSError):
+                release_lock(lock)
         raise InputError(f"{run.folder} cannot be deleted ({error.strerror}): {advice_for(error)}") from error
     for left in run.folder.parent.glob(f".*{REMOVED}"):
         shutil.rmtree(left, ignore_errors=left != hidden)
+
+
+@contextmanager
+def suppress_full_disk() -> Iterator[None]:
+    """Go on where there is no room: what follows makes some."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 def export_run(run: Run, path: Path, *, is_whole: bool = False) -> list[str]:

@@ -107,8 +107,12 @@ def _refusal(path: Path, owner: dict[str, Any]) -> str:
 
 def _create(path: Path) -> None:
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(this_process(), file)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(this_process(), file)
+    except BaseException:  # a full disk, an interrupt: no lock that names nobody
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _owner(data: bytes, path: Path) -> dict[str, Any]:

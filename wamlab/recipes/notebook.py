@@ -142,6 +142,7 @@ def run_notebook(
     if cell_timeout_s is not None and cell_timeout_s < 1:
         raise InputError(f"--cell-timeout-s is {cell_timeout_s}: give at least 1")
     import papermill
+    from nbclient.exceptions import CellTimeoutError, DeadKernelError
     from papermill.exceptions import PapermillExecutionError
 
     run = create_run(root, name or notebook.stem, {"notebook": str(notebook), "parameters": dict(parameters)})
@@ -158,6 +159,11 @@ def run_notebook(
             error = f"cell {failure.exec_count} failed: {failure.ename}: {failure.evalue}"
             run.finish("failed", error=error.splitlines()[0])
             error = f"{trace}\n{error}"
+        except (DeadKernelError, CellTimeoutError) as failure:
+            is_dead = isinstance(failure, DeadKernelError)
+            error = "the kernel died in a cell" if is_dead else f"a cell took more than {cell_timeout_s} s"
+            error += f"; {target} shows how far it came"
+            run.finish("failed", error=error)
         finally:
             if target.exists():
                 write_whole(run.folder / "notebook.html", notebook_html(target))
