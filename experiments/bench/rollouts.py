@@ -100,7 +100,7 @@ def rehearse_all(*, is_quick: bool) -> list[dict[str, Any]]:
         with ProcessCrew(RehearsalPolicy, RehearsalEnv, num_workers=num_workers, num_slots=num_slots) as crew:
             pairs = [(rule, model) for rule in REHEARSED for model in LENGTH_MODELS]
             if is_quick:
-                pairs = list(zip(REHEARSED, LENGTH_MODELS, strict=True))
+                pairs = list(zip(sorted(REHEARSED), LENGTH_MODELS, strict=True))
             for rule, model in tqdm(pairs, desc=f"{kind}, {num_workers} workers", file=sys.stderr):
                 lengths = draw_lengths(LENGTH_MODELS[model], 3 if is_quick and kind == "asleep" else 6, 4, seed=1)
                 config = PlayConfig(rule=rule, num_members=4)

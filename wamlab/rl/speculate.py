@@ -4,8 +4,8 @@ and what comes out is distributed as if every step had been asked for.
 No policy here uses it: a world action model's steps move video and actions together. Where the video follows its ODE, a
 drafted video is never the asked one, so no later step can be told in advance. Where it is noised, too, drafts with the
 velocity of the step before are accepted jointly in 8 to 14 % of the second steps of 8, in under 0.3 % of all others:
-the video has too many dimensions. Actions alone would be accepted in 36 to 43 % with 2 steps; with 4 or 8 in 56 to 96 %,
-but for the last step's 7 to 14 % (trained demo, noise scales 0.1 to 0.7, 2026-12-03).
+the video has too many dimensions. Actions alone would be accepted in 36 to 43 % with 2 steps; with 4 or 8 in 56 to
+96 %, but for the last step's 7 to 14 % (trained demo, noise scales 0.1 to 0.7, 2026-12-03).
 """
 
 from __future__ import annotations
