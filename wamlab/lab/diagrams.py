@@ -47,7 +47,8 @@ def schedule_chart(
     levels: np.ndarray, weights: np.ndarray, samplers: Mapping[str, Sequence[float]], *, width: int = 880
 ) -> Chart:
     """Draw the weight of each noise level in the loss, and the levels that samplers visit as dots below it."""
-    lines = [Line("weight in the loss", "blue", *(np.asarray(v, dtype=float) for v in (levels, weights)))]
+    x, y = np.asarray(levels, dtype=float), np.asarray(weights, dtype=float)
+    lines = [Line("weight in the loss", "blue", x, y)]
     colors = ("orange", "green", "purple", "sky")
     for (name, visited), color, row in zip(samplers.items(), colors, range(1, 5), strict=False):
         visited = np.asarray(visited, dtype=float)
