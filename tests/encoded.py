@@ -9,6 +9,8 @@ import numpy as np
 from av.error import FFmpegError
 from barcode import barcode_frames
 
+from wamlab.data.encode import ordinary_scheduling
+
 
 def decode_all(path: Path) -> dict[int, np.ndarray]:
     """Decode a file from start to end, as far as it is sound: presentation time -> RGB frame."""
@@ -37,6 +39,8 @@ def encode(path: Path, codec: str = "libx264", size: tuple[int, int] = (32, 96),
         stream.codec_context.gop_size = options.pop("g", 12)
         stream.codec_context.max_b_frames = options.pop("bf", 3)
         stream.options = {name.replace("_", "-"): str(value) for name, value in options.items()}
+        with ordinary_scheduling():
+            stream.codec_context.open()
         for picture, time in zip(barcode_frames(np.arange(60), *size), pts, strict=True):
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
             frame.pts = time

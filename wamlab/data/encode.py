@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -61,6 +63,8 @@ class VideoWriter:
         stream.codec_context.gop_size = config.keyframe_interval
         stream.codec_context.time_base = 1 / rate
         stream.options = {**options, "crf": str(config.crf)}
+        with ordinary_scheduling():
+            stream.codec_context.open()
         self._stream = stream
 
     def append(self, frames: UInt8[np.ndarray, "t h w 3"]) -> int:
@@ -84,6 +88,26 @@ class VideoWriter:
         for packet in self._stream.encode(frame):
             self.num_bytes += packet.size
             self._container.mux(packet)
+
+
+@contextlib.contextmanager
+def ordinary_scheduling() -> Iterator[None]:
+    """Give this process's threads back the scheduling they had, also new ones; open encoders inside.
+
+    SVT-AV1 (4.1), opened by root as in most containers, makes the calling thread and all its own real-time ones of the
+    highest priority; every later thread and process inherits it, and one that spins starves the machine.
+    """
+    if not hasattr(os, "sched_getscheduler"):  # not Linux
+        yield
+        return
+    policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        if os.sched_getscheduler(0) != policy:
+            for thread in Path("/proc/self/task").iterdir():
+                with contextlib.suppress(ProcessLookupError):  # a thread that has ended meanwhile
+                    os.sched_setscheduler(int(thread.name), policy, parameter)
 
 
 def exact_rate(fps: float) -> Fraction:

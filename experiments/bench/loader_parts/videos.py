@@ -13,7 +13,7 @@ import av
 import numpy as np
 
 from wamlab.data.decode import open_video
-from wamlab.data.encode import video_feature
+from wamlab.data.encode import ordinary_scheduling, video_feature
 from wamlab.data.layout import VideoFeature, VideoPlace
 from wamlab.data.recording import Recording, layout_of, new_folder
 from wamlab.data.views import resize
@@ -139,6 +139,8 @@ def encode(path: Path, frames: Iterator[np.ndarray], videos: Videos) -> None:
         stream.height, stream.width, stream.pix_fmt = videos.height_px, videos.width_px, "yuv420p"
         stream.codec_context.gop_size = videos.group or 250
         stream.options = dict(options)
+        with ordinary_scheduling():
+            stream.codec_context.open()
         for pixels in frames:
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
             container.mux(stream.encode(frame))
