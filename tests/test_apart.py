@@ -30,11 +30,12 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> ClipReader:
 pytestmark = pytest.mark.timeout(150)
 
 
-def mapped() -> list[Path]:
-    return list(Path("/dev/shm").glob("wamlab-clips-*"))
+def mapped() -> set[Path]:
+    return set(Path("/dev/shm").glob("wamlab-clips-*"))
 
 
 def test_a_helper_process_gives_the_same_clips(reader):
+    before = mapped()
     apart = load_clips_apart(reader, **OPTIONS)
     own = load_clips(reader, num_threads=0, **OPTIONS)
     wanted = list(itertools.chain(*islice(own, 2)))
@@ -50,18 +51,19 @@ def test_a_helper_process_gives_the_same_clips(reader):
     apart.close()
     del held
     gc.collect()
-    assert not mapped()
+    assert mapped() <= before
     assert not apart._helper.is_alive()
 
 
 def test_a_helper_that_dies_is_noticed(reader):
+    before = mapped()
     apart = load_clips_apart(reader, **OPTIONS)
     next(apart)
     assert apart._helper.pid is not None
     os.kill(apart._helper.pid, signal.SIGKILL)
     with pytest.raises(InputError, match=r"the process that reads clips ended \(exit code -9\)"):
         list(islice(apart, 20))
-    assert not mapped()
+    assert mapped() <= before
 
 
 def test_wrong_options_are_refused_before_a_process_starts(reader):

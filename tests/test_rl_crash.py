@@ -38,9 +38,9 @@ def exact() -> RlRecipe:
 
 
 def bits_of(run: Run) -> dict[str, list[bytes]]:
-    """Return what lies in the store: of each episode of each iteration its arrays, segments behind one another."""
+    """Return what iteration 0 left in the store: of each episode its arrays, segments behind one another."""
     store = RolloutProgress(run.folder / ROLLOUT).store
-    pieces = {name: segment_from_tensors(store.get(name), name) for name in store}
+    pieces = {name: segment_from_tensors(store.get(name), name) for name in store if name.startswith("0-")}
     found: dict[str, list[bytes]] = {}
     for name, piece in sorted(pieces.items(), key=lambda item: item[1].num_chunks):
         rows = [

@@ -68,8 +68,8 @@ def post_train(bench: RlBench, run: Run) -> Iterator[StepRecord]:
     first_step = 0
     if list_checkpoints(run.checkpoints):
         first_step = load_checkpoint(newest_checkpoint(run.checkpoints), bench.net, optimizer, None)
-        run.truncate_metrics(first_step)
-    else:
+    run.truncate_metrics(first_step)
+    if not read_evaluations(run):
         run.log_evaluation({"step": 0} | bench.evaluate())
     progress = RolloutProgress(run.folder / ROLLOUT) if recipe.is_stored else None
     examples = _examples(bench, first_step // recipe.num_epochs, progress)
