@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -30,7 +31,9 @@ from wamlab.flow import NoiseConfig, with_noise
 from wamlab.model.lora import LoraConfig
 from wamlab.speed.clock import Clock, measure_memory_gib
 from wamlab.speed.muon import Muon
+from wamlab.speed.random_states import random_states, restore_random
 from wamlab.speed.ranks import Ranks
+from wamlab.speed.step_rule import StepRule
 from wamlab.speed.update import clip_gradients, set_rate
 from wamlab.types import Batch, FlowExample, Loss, LossTerms, StepRecord
 
@@ -54,6 +57,9 @@ class TrainConfig:
     epsilon: float = 1e-8
     weight_decay: float = 1e-5  # matrices only, never biases, norms or modulation
     max_gradient_norm: float = 1.0
+    on_nan: str = "stop"  # a loss or gradient that is no number ends the run; "skip" leaves such steps out, counted
+    max_norm_ratio: float = 0.0  # leave steps out whose gradient norm is so many times the latest median; 0: none
+    max_skipped: int = 10  # of the latest 100 steps; more end the run
     ema_decay: float = 0.0  # 0 keeps no average of the trained weights
     optimizer: str = "adamw"  # "muon" for hidden matrices, or "adamw8bit": a byte a weight for each average
     lora: LoraConfig | None = None  # train adapters beside frozen weights; None: train the weights
@@ -66,10 +72,15 @@ class TrainConfig:
         check_range("train", self, 0, math.inf, "seed", "weight_decay")
         check_range("train", self, 1e-12, 1, "learning_rate", "epsilon")
         check_range("train", self, 1e-6, math.inf, "max_gradient_norm")
+        check_range("train", self, 0, math.inf, "max_norm_ratio", "max_skipped")
         check_range("train", self, 0, 1, "warmup_fraction", "final_rate_fraction")
         check_range("train", self, 0, 0.999999, "beta1", "beta2", "ema_decay")
         if self.optimizer not in OPTIMIZERS:
             raise InputError(f'train.optimizer is "{self.optimizer}": give one of {", ".join(OPTIMIZERS)}')
+        if self.on_nan not in ("stop", "skip"):
+            raise InputError(f'train.on_nan is "{self.on_nan}": give stop or skip')
+        if 0 < self.max_norm_ratio <= 1:
+            raise InputError(f"train.max_norm_ratio is {self.max_norm_ratio}, half of all steps: give more than 1, or 0")
         if self.batch_size % self.num_micro_batches:
             raise InputError(
                 f"train.batch_size {self.batch_size} does not divide into {self.num_micro_batches} "
@@ -212,19 +223,24 @@ def train(
     set_sync: Callable[[bool], None] | None = None,
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     guard: Callable[[int, Any, TakeStep], Sequence[float]] | None = None,
+    rule: StepRule | None = None,
+    scale: Callable[[Any], float] | None = None,
 ) -> Iterator[StepRecord]:
     """Take steps ``first_step + 1 .. config.num_steps``, yielding what each one did.
 
     ``loss`` is a mean over the samples of an example; ``examples`` yields things that can be sliced along
     their samples (``types.Samples``). A loss that is not finite raises ``FloatingPointError`` before
-    the update. Of several processes with a sharded network each gives its part of the batch; ``set_sync`` is told
+    the update, or leaves the step out, as the config's rule says; ``rule`` may know the steps before these. Of several processes with a sharded network each gives its part of the batch; ``set_sync`` is told
     before each micro-batch whether gradients are to be summed over processes after it (after the last one only).
     ``wrap`` takes forward and backward of a micro-batch as one function of trees of tensors, e.g. to capture it.
     ``guard`` is given a step's number, its example and what takes the step in so many micro-batches, and returns what
     that returns; where memory fails before the update it may take the step again in another way.
+    ``scale`` is asked after a step's last micro-batch by what its gradients and losses are multiplied, for sums whose
+    divisor is known at the end only.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     clock, ranks = clock or Clock(parameters[0].device), ranks or Ranks()
+    rule = rule or StepRule(config.on_nan, config.max_skipped, config.max_norm_ratio)
     device = clock.device
     if wrap is None:
         both = partial(_forward_backward, loss, config, device, clock.measured)
@@ -235,15 +251,20 @@ def train(
     def take_step(step: int, example: Any, num_micro_batches: int) -> Sequence[float]:
         """Do all of a step; return the total, video and action loss and the gradient norm."""
         terms = _accumulate(both, example, num_micro_batches, set_sync)
+        if scale is not None:
+            factor = scale(example)
+            terms = [term * factor for term in terms]
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
         with clock.measured("optimizer"):
             gradient_norm = clip_gradients(parameters, config.max_gradient_norm)
             means = ranks.mean(torch.stack(terms))
             done = torch.stack([*means, gradient_norm.to(means)]).tolist()  # waits once
-            if not (math.isfinite(done[0]) and math.isfinite(done[-1])):
-                raise FloatingPointError(
-                    f"step {step}: the loss is {done[0]} and the gradient norm {done[-1]}; "
-                    "the weights were left as they are"
-                )
+            if reason := rule.judge(step, done[0], done[-1]):
+                warnings.warn(f"step {step} is left out: {reason}", stacklevel=2)
+                optimizer.zero_grad(set_to_none=True)
+                return done
             set_rate(optimizer, cosine_rate(step, config))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -256,8 +277,11 @@ def train(
         example = next(source, None)
         if example is None:
             raise InputError(f"the examples ended before step {step} of {config.num_steps}: give an endless iterator")
-        take = partial(take_step, step, example)
+        take, states = partial(take_step, step, example), random_states() if rule.may_skip else ()
+        num_skipped = rule.num_skipped
         total, video, action, norm = take(config.num_micro_batches) if guard is None else guard(step, example, take)
+        if rule.num_skipped > num_skipped:
+            restore_random(states)
         split_s = clock.take()
         yield StepRecord(
             step=step,
@@ -270,6 +294,7 @@ def train(
             step_s=time.perf_counter() - start_s,
             split_s=split_s,
             memory_gib=measure_memory_gib(device),
+            num_skipped=rule.num_skipped,
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -18,12 +20,14 @@ from wamlab.recipes.policy import WamPolicy
 from wamlab.recipes.rl_config import RlRecipe
 from wamlab.recipes.rl_examples import Build, finished, nft_example, policy_example
 from wamlab.recipes.rl_policy import ChainPolicy
+from wamlab.rl.batch_curve import BatchCurve
 from wamlab.rl.flow_policy import FlowSde
 from wamlab.rl.nft import follow, nft_loss
 from wamlab.rl.objectives import PolicyTerms, policy_loss
 from wamlab.rl.play import PlayConfig, PlayedGroup, Rollout, play
 from wamlab.rl.segments import Group, Setting
 from wamlab.rl.store import TieredStore
+from wamlab.rl.stream import StreamedGroups, in_number_order
 from wamlab.rl.update import FinishedGroup, check_ratios, joined
 from wamlab.score.success import wilson_interval
 from wamlab.sim.vector import TabletopVector
@@ -38,7 +42,9 @@ class RlBench:
     recipe: RlRecipe
     start: WamPolicy  # its network is the one that is trained
     notes: dict[str, float] = field(default_factory=dict)  # of the newest iteration
-    _num_unchecked: int = 0  # samples whose ratios must be 1, as no update has used them
+    groups_learnt: list[FinishedGroup] = field(default_factory=list)  # of the newest iteration, as they came
+    curve: BatchCurve = field(default_factory=BatchCurve)  # of the policy's calls, from iteration to iteration
+    _num_unchecked: float = 0  # samples whose ratios must be 1, as no update has used them; without end in a stream
 
     def __post_init__(self) -> None:
         freeze(self.net, self.recipe.train.frozen)
@@ -59,6 +65,11 @@ class RlBench:
     @cached_property
     def levels(self) -> list[float]:
         return solver_levels(self.recipe.num_sampler_steps, self.start.bench.recipe.noise.shift).tolist()
+
+    @property
+    def num_samples(self) -> int:
+        """Return how many played chunks the newest iteration learns from."""
+        return sum(len(group.example) for group in self.groups_learnt)
 
     def sde(self, noise_scale: float) -> FlowSde:
         """Return how denoising steps are drawn; without noise they follow the ODE."""
@@ -97,8 +108,11 @@ class RlBench:
         """Play an iteration, counted from 0, by the weights as they are; go on from what ``store`` has of it."""
         recipe, policy = self.recipe, self.policy(self.recipe.explore.noise_scale)
         groups = self.groups(recipe.num_groups, recipe.first_seed + iteration * recipe.num_groups)
-        setting = Setting(recipe.train.seed, iteration, iteration, policy.sampler, is_exact=recipe.is_exact)
-        return play(groups, setting, policy, self.make_env, config=recipe.play, store=store)
+        setting = Setting(
+            recipe.train.seed, iteration, iteration, policy.sampler,
+            is_exact=recipe.is_exact, is_batch_chosen=recipe.is_batch_chosen,
+        )  # fmt: skip
+        return play(groups, setting, policy, self.make_env, config=recipe.play, store=store, curve=self.curve)
 
     def finish(self, played: PlayedGroup, iteration: int) -> FinishedGroup:
         """Return a played group's part of the update."""
@@ -169,23 +183,57 @@ class RlBench:
 
         Raises InputError where no group had anything to say.
         """
+        for _ in self._finished(iteration, store):
+            pass  # they are noted
+        example = joined(self.groups_learnt, iteration)
+        self._num_unchecked = len(example)
+        return example
+
+    def stream_from(self, iteration: int, store: TieredStore | None = None) -> StreamedGroups:
+        """Begin to play an iteration; return an example of the training loop that grows as groups finish.
+
+        Exact play learns from them in the order of their numbers, so that a resumed iteration sums to the same bits.
+        """
+        groups = self._finished(iteration, store)
+        if self.recipe.is_exact:
+            groups = in_number_order(groups)
+        parts = -(-self.recipe.train.num_micro_batches // self.recipe.num_groups)
+        self._num_unchecked = math.inf
+        return StreamedGroups(groups, self.recipe.num_groups, iteration, parts_a_group=parts)
+
+    def scale(self, example: Any) -> float:
+        """Return by what ``train`` multiplies a step's sum: a stream is divided at its end, by what has come."""
+        if not isinstance(example, StreamedGroups):
+            return 1.0
+        self._num_unchecked = 0
+        return example.factor()
+
+    def _finished(self, iteration: int, store: TieredStore | None) -> Iterator[FinishedGroup]:
+        """Yield an iteration's groups as they finish; note how it went when the last one has."""
         start_s = time.perf_counter()
         if self.recipe.objective == "nft":
             follow(self.old, self.net, 0.0)
+        self.groups_learnt, segments = [], []
+        self.notes = {"ratio_error": 0.0}
         rollout = self.play(iteration, store)
-        played = list(rollout)
         play_s = time.perf_counter() - start_s
-        groups = [self.finish(group, iteration) for group in played]
-        example = joined(groups, iteration)
-        segments = [segment for group in played for segment in group.segments]
-        self.notes = {
+        try:
+            while True:
+                start_s = time.perf_counter()
+                played = next(rollout, None)
+                play_s += time.perf_counter() - start_s
+                if played is None:
+                    break
+                segments += played.segments
+                self.groups_learnt.append(self.finish(played, iteration))
+                yield self.groups_learnt[-1]
+        finally:
+            rollout.close()
+        self.notes |= {
             "success": sum(segment.is_success for segment in segments) / len(segments),
             "num_episodes": len(segments),
             "num_chunks": sum(segment.num_chunks for segment in segments),
             "num_played": rollout.timeline.num_chunks,  # fewer after a kill
-            "num_flat": sum(group.is_flat for group in groups),
-            "play_s": play_s,
-            "ratio_error": 0.0,
+            "num_flat": sum(group.is_flat for group in self.groups_learnt),
+            "play_s": play_s,  # until groups came: with other processes as workers, less than they took to play
         }
-        self._num_unchecked = len(example)
-        return example

@@ -64,6 +64,8 @@ class RlRecipe:
     num_draws: int = 1  # of noise for each chunk, with nft
     play: PlayConfig = field(default_factory=PlayConfig)
     is_stored: bool = True  # keep on disk what is played until a checkpoint has learnt from it: kills lose little
+    is_batch_chosen: bool = True  # plan for as many episodes in one call as measured calls say is fastest
+    is_streamed: bool = True  # learn from groups as they finish; False waits for all and then cuts them as one batch
     is_exact: bool = False  # plan one episode at a time: bit for bit the same after a kill, else but for rounding
     train: TrainConfig = field(default_factory=TrainConfig)  # its steps are updates
     evaluation: RlEvaluation = field(default_factory=RlEvaluation)

@@ -18,11 +18,21 @@ from wamlab.recipes.policy import load_policy
 from wamlab.recipes.rl import RlBench
 from wamlab.recipes.rl_config import RlRecipe
 from wamlab.recipes.rl_progress import RolloutProgress
+from wamlab.rl.stream import StreamedGroups
+from wamlab.rl.update import joined
 from wamlab.train import make_optimizer, train
 from wamlab.types import Samples, StepRecord
 
 RL_FILE = "rl.json"  # in the run folder: the rl recipe and its start; config.json is the network's, so the run plays
-FREE_ON_RESUME = ("train.num_micro_batches", "evaluation.", "checkpoint_every", "play.", "is_stored")
+FREE_ON_RESUME = (
+    "train.num_micro_batches",
+    "evaluation.",
+    "checkpoint_every",
+    "play.",
+    "is_stored",
+    "is_streamed",
+    "is_batch_chosen",
+)
 ROLLOUT = "rollout"  # folder in the run's, of what no checkpoint has learnt from yet
 
 
@@ -73,10 +83,15 @@ def post_train(bench: RlBench, run: Run) -> Iterator[StepRecord]:
         run.log_evaluation({"step": 0} | bench.evaluate())
     progress = RolloutProgress(run.folder / ROLLOUT) if recipe.is_stored else None
     examples = _examples(bench, first_step // recipe.num_epochs, progress)
-    for record in train(bench.loss, examples, optimizer, recipe.train, first_step=first_step):
-        iteration, rest = divmod(record.step, recipe.num_epochs)
+    config = recipe.train
+    if recipe.is_streamed:  # one micro-batch a part of a group
+        parts = recipe.num_groups * -(-config.num_micro_batches // recipe.num_groups)
+        config = replace(config, batch_size=parts, num_micro_batches=parts)
+    for step in train(bench.loss, examples, optimizer, config, first_step=first_step, scale=bench.scale):
+        iteration, rest = divmod(step.step, recipe.num_epochs)
         if rest:
             continue
+        record = replace(step, num_samples=bench.num_samples)
         run.log(asdict(record) | {"samples_per_s": record.samples_per_s, "iteration": iteration, "rl": bench.notes})
         is_last = record.step == recipe.train.num_steps
         if is_last or iteration % recipe.evaluation.every == 0:
@@ -88,11 +103,18 @@ def post_train(bench: RlBench, run: Run) -> Iterator[StepRecord]:
         yield record
 
 
-def _examples(bench: RlBench, iteration: int, progress: RolloutProgress | None) -> Iterator[Samples]:
+def _examples(
+    bench: RlBench, iteration: int, progress: RolloutProgress | None
+) -> Iterator[Samples | StreamedGroups | None]:
     while True:
         store = None if progress is None else progress.begin(iteration, bench.net)
-        example = bench.update_from(iteration, store)
-        for _ in range(bench.recipe.num_epochs):
+        if bench.recipe.is_streamed:
+            yield bench.stream_from(iteration, store)
+            num_left = bench.recipe.num_epochs - 1
+            example = joined(bench.groups_learnt, iteration) if num_left else None
+        else:
+            num_left, example = bench.recipe.num_epochs, bench.update_from(iteration, store)
+        for _ in range(num_left):
             yield example
         iteration += 1
 

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from wamlab.errors import InputError
+from wamlab.rl.batch_curve import BatchCurve
 from wamlab.rl.episode import MakeEnv
 from wamlab.rl.segments import Act, Group, Setting
 from wamlab.rl.worker import Given, Round, Worker
@@ -57,11 +58,20 @@ class LocalCrew:
 
     is_remote = False
 
-    def __init__(self, act: Act, make_env: MakeEnv, *, num_slots: int = 8, num_workers: int = 1) -> None:
+    def __init__(
+        self,
+        act: Act,
+        make_env: MakeEnv,
+        *,
+        num_slots: int = 8,
+        num_workers: int = 1,
+        curve: BatchCurve | None = None,
+    ) -> None:
         if num_slots < 1 or num_workers < 1:
             raise InputError(f"a crew needs workers with slots, got {num_workers} with {num_slots}")
         self.num_workers, self.num_slots, self.act = num_workers, num_slots, act
-        self.workers = [Worker(act, make_env, num_slots) for _ in range(num_workers)]
+        curve = curve or BatchCurve()  # one for all: they are one process
+        self.workers = [Worker(act, make_env, num_slots, curve) for _ in range(num_workers)]
         self._turn = 0
 
     def begin(self, groups: Mapping[int, Group], setting: Setting) -> list[int]:

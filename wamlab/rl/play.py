@@ -11,6 +11,7 @@ from threading import Thread
 from typing import NamedTuple
 
 from wamlab.errors import InputError, check_range
+from wamlab.rl.batch_curve import BatchCurve
 from wamlab.rl.crew import Crew, Heard, LocalCrew
 from wamlab.rl.episode import MakeEnv
 from wamlab.rl.jobs import Job, JobKey, WorkerLimits
@@ -67,14 +68,17 @@ def play(
     *,
     config: PlayConfig | None = None,
     store: TieredStore | None = None,
+    curve: BatchCurve | None = None,
 ) -> Rollout:
     """Play in this process: an iterator of PlayedGroups as they finish, with a timeline.
+
+    ``curve`` carries what calls of the policy took from one iteration to the next, for ``Setting.is_batch_chosen``.
 
     ``make_env(task)`` returns an environment of one place. With a store that was used before, the episodes of this
     iteration go on from where they are in it.
     """
     config = config or PlayConfig()
-    crew = LocalCrew(act, make_env, num_slots=config.num_slots, num_workers=config.num_workers)
+    crew = LocalCrew(act, make_env, num_slots=config.num_slots, num_workers=config.num_workers, curve=curve)
     return Rollout(groups, setting, crew, config=config, store=store)
 
 

@@ -38,6 +38,7 @@ class Setting:
     policy_version: int = 0
     sampler: str = ""  # names steps, noise and guidance; a segment of another sampler is refused
     is_exact: bool = False  # ask the policy about one episode at a time: bit-equal whatever plays beside it
+    is_batch_chosen: bool = False  # plan for as many episodes at a time as measured calls say; else for all in a round
     has_frames: bool = False  # keep what the cameras saw before every chunk
 
 

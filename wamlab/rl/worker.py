@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
+import numpy as np
+
+from wamlab.rl.batch_curve import BatchCurve
 from wamlab.rl.episode import Episode, MakeEnv, plan_next
 from wamlab.rl.jobs import JobKey, Order
-from wamlab.rl.segments import Act, Group, Segment, Setting
+from wamlab.rl.segments import Act, Arrays, Group, Segment, Setting
 from wamlab.types import Env
 
 ENVS_A_SLOT = 4  # kept: one plays, others rest, and those of other tasks are dear to make (a tabletop takes 12 ms)
@@ -60,7 +64,9 @@ class _Place:
 class Worker:
     """Plays orders of one iteration at a time, in any process."""
 
-    def __init__(self, act: Act, make_env: MakeEnv, num_slots: int) -> None:
+    def __init__(self, act: Act, make_env: MakeEnv, num_slots: int, curve: BatchCurve | None = None) -> None:
+        """Take what plans and what is played in; workers of one process may share what they measure of calls."""
+        self.curve = curve or BatchCurve()
         self.act, self.make_env, self.num_slots = act, make_env, num_slots
         self.places: dict[JobKey, _Place] = {}
         self._resting: dict[JobKey, Episode] = {}  # went back to the queue; goes on here without restoring
@@ -103,8 +109,7 @@ class Worker:
     def play_round(self) -> Round:
         """Play one chunk of every episode held; say which orders have ended."""
         start_s, places = time.perf_counter(), list(self.places.values())
-        batches = [[p] for p in places] if self.setting.is_exact else [places]
-        plans = [plan for batch in batches for plan in plan_next(self.act, [p.episode for p in batch])]
+        plans = [plan for batch in self._batches(places) for plan in self._planned([p.episode for p in batch])]
         policy_s = time.perf_counter() - start_s
         ended, finished, num_chunks, played_s = [], [], 0, policy_s + self._begun_s
         for place, plan in zip(places, plans, strict=True):
@@ -130,6 +135,22 @@ class Worker:
         took_s = time.perf_counter() - start_s + self._given_s
         self._given_s = self._begun_s = 0.0
         return Round(tuple(ended), tuple(finished), len(places), num_chunks, took_s, played_s, policy_s)
+
+    def _batches(self, places: list[_Place]) -> list[list[_Place]]:
+        """Cut a round into calls of the policy."""
+        if self.setting.is_exact or not places:
+            return [[place] for place in places]
+        if not self.setting.is_batch_chosen:
+            return [places]
+        rest = iter(places)
+        return [list(islice(rest, size)) for size in self.curve.cut(len(places))]
+
+    def _planned(self, episodes: list[Episode]) -> list[tuple[np.ndarray, Arrays, Arrays]]:
+        start_s = time.perf_counter()
+        plans = plan_next(self.act, episodes)
+        if self.setting.is_batch_chosen:
+            self.curve.add(len(episodes), time.perf_counter() - start_s)
+        return plans
 
     def _rest(self, key: JobKey) -> None:
         self._put_back(self._resting.pop(key))
