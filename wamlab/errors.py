@@ -1,10 +1,18 @@
 """The one error a user's wrong input raises; free of torch, so that a laptop can read runs quickly."""
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class InputError(ValueError):
-    """A user's input is wrong; the message is one sentence that says what, where and what to do."""
+    """A user's input is wrong; the message is one sentence that says what, where and what to do.
+
+    What a terminal would obey or break a line at, as names in a damaged file may hold, is shown and not sent.
+    """
+
+    def __str__(self) -> str:
+        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in super().__str__())
 
 
 class Stopped(KeyboardInterrupt):
@@ -32,6 +40,18 @@ ADVICE = {  # what a person can do about what the system refuses
 def advice_for(error: OSError) -> str:
     """Say what a person can do about an error of the system."""
     return next((words for codes, words in ADVICE.items() if error.errno in codes), "look at what is there")
+
+
+@contextmanager
+def explained_damage(where: object, repair: str = "restore it from a copy") -> Iterator[None]:
+    """Raise an InputError that says where, for whatever else it is that damaged content makes of reading it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{where} is damaged ({type(error).__name__}: {reason}): {repair}") from error
 
 
 def check_range(owner: str, config: object, least: int | float, most: int | float, *names: str) -> None:

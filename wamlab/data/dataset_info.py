@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from wamlab.data.json_files import read_json
 from wamlab.data.layout import INFO_FILE, VERSIONS
 from wamlab.errors import InputError
 
+MAX_FPS = 1e6
 KNOWN_INFO = {
     "codebase_version", "robot_type", "fps", "total_episodes", "total_frames", "total_tasks", "total_videos",
     "total_chunks", "chunks_size", "data_files_size_in_mb", "video_files_size_in_mb", "splits", "data_path",
@@ -27,9 +29,9 @@ def find_root(root: Path) -> Path:
         return root
     reference = root / "refs/main"
     if reference.is_file():
-        found = snapshots / reference.read_text("utf-8").strip()
-        if found.is_dir():
-            return found
+        name = reference.read_text("utf-8", errors="replace").strip()
+        if re.fullmatch(r"\w+", name) and (snapshots / name).is_dir():  # no path out of the cache
+            return snapshots / name
     found = sorted(path for path in snapshots.iterdir() if path.is_dir())
     if len(found) != 1:
         raise InputError(f"{snapshots} holds {len(found)} snapshots and refs/main names none of them; give one's path")
@@ -50,7 +52,7 @@ def read_info(root: Path) -> dict[str, Any]:
         version = info.get("codebase_version")
         raise InputError(f"{path} has codebase_version {version!r}; known are {', '.join(VERSIONS)}")
     fps = info.get("fps")
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not fps > 0:
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= MAX_FPS:
         raise InputError(f"{path} gives fps as {fps!r}, need frames per second above 0")
     features = info.get("features")
     if not isinstance(features, dict) or not all(isinstance(f, dict) and "dtype" in f for f in features.values()):

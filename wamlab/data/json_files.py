@@ -82,3 +82,5 @@ def _parse(path: Path, text: str, line: int | None) -> Any:
         raise InputError(
             f"{path} is malformed JSON at line {line or error.lineno}, column {error.colno}: {error.msg}"
         ) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in brackets
+        raise InputError(f"{path} is malformed JSON at line {line or 1}: {error}") from error

@@ -5,9 +5,10 @@ A layout answers where an episode's rows and frames are; it opens no parquet or 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,6 +19,11 @@ from wamlab.errors import InputError
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 INFO_FILE = "meta/info.json"
 STATS_FILE = "meta/stats.json"
+FIELD = re.compile(
+    r"\{\w+(:0?\d{0,2}d)?\}"
+)  # of a path template; Python's own would look into objects and fill gigabytes
+MAX_PATH = 4096
+MAX_ROWS = 10**7  # of an episode, 92 hours at 30 Hz, and episodes of a dataset: what claims more is damaged
 
 
 @dataclass(frozen=True)
@@ -97,13 +103,41 @@ class Recorded:
 
 
 def filled(template: Any, path: Path, **values: Any) -> str:
-    """Fill a path template of info.json; InputError when it names a field the version does not know."""
+    """Fill a path template of info.json; InputError when it names a field the version does not know.
+
+    What it gives stays inside the dataset's folder: no absolute path, no "..", and no field but plain ones such as
+    ``{episode_index:06d}``.
+    """
     if not isinstance(template, str):
         raise InputError(f"{path} gives no path template where the dataset has files to find")
+    if odd := [part for part in re.findall(r"\{[^}]*\}?", template) if not FIELD.fullmatch(part)]:
+        raise InputError(f"the path template {template[:200]!r} of {path} has the field {odd[0][:80]!r}")
     try:
-        return template.format(**values)
+        found = template.format(**values)
     except (KeyError, IndexError, ValueError) as error:
-        raise InputError(f"the path template {template!r} of {path} is wrong: {error}") from error
+        raise InputError(f"the path template {template[:200]!r} of {path} is wrong: {error}") from error
+    parts = PurePosixPath(found)
+    if not parts.parts or parts.is_absolute() or ".." in parts.parts or "\0" in found or len(found) > MAX_PATH:
+        raise InputError(f"the path template {template[:200]!r} of {path} leads out of the dataset: correct it")
+    return found
+
+
+def whole_numbers(values: Any, name: str, path: Path) -> Int64[np.ndarray, " n"]:
+    """Return values as int64; InputError where one is no whole number from 0 to ``MAX_ROWS``."""
+    found = values.tolist() if isinstance(values, np.ndarray) else values
+    for value in found:
+        is_whole = type(value) is int or (type(value) is float and value.is_integer())
+        if not is_whole or not 0 <= value <= MAX_ROWS:
+            raise InputError(f"{path} gives {name} as {str(value)[:40]}: need a whole number from 0 to {MAX_ROWS:,}")
+    return np.array(found, np.int64)
+
+
+def checked_words(tasks: Any, path: Path) -> list[str]:
+    """Return the tasks of an episode; InputError where they are no list of texts."""
+    found = [] if tasks is None else tasks
+    if not isinstance(found, list) or not all(isinstance(task, str) for task in found):
+        raise InputError(f"{path} gives an episode the tasks {str(tasks)[:80]}: need a list of texts")
+    return found
 
 
 def checked_tasks(pairs: Sequence[tuple[Any, Any]], path: Path) -> dict[int, str]:

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from wamlab.data.json_files import add_json_line, read_json_lines, write_json, write_json_lines
 from wamlab.data.layout import (
     INFO_FILE,
@@ -18,7 +16,9 @@ from wamlab.data.layout import (
     VideoSpan,
     checked_lengths,
     checked_tasks,
+    checked_words,
     filled,
+    whole_numbers,
 )
 from wamlab.data.modality import feature_size
 from wamlab.errors import InputError
@@ -38,9 +38,9 @@ class LayoutV2:
         path = root / "meta/episodes.jsonl"
         try:
             records = sorted(read_json_lines(path), key=lambda record: record["episode_index"])
-            self.episode_index = np.array([record["episode_index"] for record in records], np.int64)
-            self.lengths = np.array([record["length"] for record in records], np.int64)
-            self._tasks_of = [tuple(record.get("tasks") or ()) for record in records]
+            self.episode_index = whole_numbers([record["episode_index"] for record in records], "episode_index", path)
+            self.lengths = whole_numbers([record["length"] for record in records], "length", path)
+            self._tasks_of = [tuple(checked_words(record.get("tasks"), path)) for record in records]
             self._extras = [{key: value for key, value in r.items() if key not in OWN_KEYS} for r in records]
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):

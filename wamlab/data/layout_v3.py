@@ -22,7 +22,9 @@ from wamlab.data.layout import (
     VideoSpan,
     checked_lengths,
     checked_tasks,
+    checked_words,
     filled,
+    whole_numbers,
 )
 from wamlab.errors import InputError
 
@@ -47,7 +49,10 @@ class LayoutV3:
         paths = sorted(folder.glob("*/*.parquet"))
         if not paths:
             raise InputError(f"{folder} holds no episodes parquet file")
-        table = pa.concat_tables([_read_columns(path) for path in paths], promote_options="default")
+        try:
+            table = pa.concat_tables([_read_columns(path) for path in paths], promote_options="default")
+        except (pa.ArrowException, ValueError) as error:
+            raise InputError(f"the files in {folder} do not fit together: {error}") from error
         self._extras = table.select([name for name in table.column_names if not _is_own(name)])
         self._tasks_of = table["tasks"].combine_chunks() if "tasks" in table.column_names else None
         self._columns = {
@@ -58,8 +63,8 @@ class LayoutV3:
         self._folder = folder
         order = np.argsort(self._column("episode_index"), kind="stable")
         self._order = order
-        self.episode_index = self._column("episode_index")[order].astype(np.int64)
-        self.lengths = self._column("length")[order].astype(np.int64)
+        self.episode_index = whole_numbers(self._column("episode_index")[order], "episode_index", folder)
+        self.lengths = whole_numbers(self._column("length")[order], "length", folder)
         checked_lengths(self.episode_index, self.lengths, folder)
         self.tasks = read_tasks(root / TASKS_FILE)
 
@@ -78,7 +83,7 @@ class LayoutV3:
     def tasks_of(self, episode: int) -> list[str]:
         if self._tasks_of is None:
             return []
-        return list(self._tasks_of[int(self._order[episode])].as_py() or [])
+        return checked_words(self._tasks_of[int(self._order[episode])].as_py(), self._folder)
 
     def sole_task(self, episode: int) -> str | None:
         tasks = self.tasks_of(episode)
@@ -131,7 +136,7 @@ def _read_columns(path: Path) -> pa.Table:
         file = pq.ParquetFile(path)
         wanted = [name for name in file.schema_arrow.names if not name.startswith("stats/")]
         return file.read(columns=wanted, use_threads=False)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, ValueError, OverflowError, MemoryError) as error:
         raise InputError(f"cannot read {path}: {error}") from error
 
 

@@ -99,4 +99,6 @@ def _entries(content: Mapping[str, Any], kind: str, path: Path) -> list[tuple[st
     found = content.get(kind) or {}
     if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
         raise InputError(f"{path} does not map names to objects under {kind!r}")
+    if odd := [name for name, entry in found.items() if not isinstance(entry.get("original_key") or "", str)]:
+        raise InputError(f"{path} gives {kind}.{odd[0]} an original_key that is no text: correct it")
     return list(found.items())

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from jaxtyping import Int64, UInt8
+from jaxtyping import UInt8
+from pyarrow.fs import LocalFileSystem
 
 from wamlab.errors import InputError
 
@@ -19,25 +22,44 @@ def open_table(path: Path, metadata: pq.FileMetaData | None = None) -> pq.Parque
     """Open a parquet file; InputError when it is missing or none."""
     if not path.exists():
         raise InputError(f"{path} is missing although the metadata lists it")
-    try:
+    with _explained(path):
         return pq.ParquetFile(path, metadata=metadata)
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
 
 
 @dataclass(frozen=True)
 class Footer:
-    """What a parquet file's end says, read once: its metadata and the episodes each row group may hold."""
+    """What a parquet file's end says, read once: its metadata and which row groups may hold what."""
 
     metadata: pq.FileMetaData
-    episode_range: Int64[np.ndarray, "groups 2"]  # smallest and largest; everything where it is not recorded
+    fragment: ds.ParquetFileFragment
+
+    def groups_of(self, episode_index: int) -> list[int]:
+        """Return the row groups whose statistics do not exclude an episode.
+
+        Asked of the dataset API: to look at statistics one by one ends the process where they are damaged (PyArrow 25).
+        """
+        if "episode_index" not in self.fragment.physical_schema.names:
+            return [*range(self.metadata.num_row_groups)]
+        fitting = self.fragment.subset(ds.field("episode_index") == episode_index)
+        return [group.id for group in fitting.row_groups]
 
 
 def read_footer(path: Path) -> Footer:
     """Read a parquet file's metadata; InputError when it is missing or no such file."""
     metadata = open_table(path).metadata
-    ranges = [_episode_range(metadata.row_group(group)) for group in range(metadata.num_row_groups)]
-    return Footer(metadata, np.array(ranges, np.int64).reshape(-1, 2))
+    with _explained(path):
+        return Footer(metadata, ds.ParquetFileFormat().make_fragment(str(path), filesystem=LocalFileSystem()))
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raise InputError for what PyArrow makes of a damaged file."""
+    try:
+        yield
+    except (OSError, pa.ArrowException, ValueError, OverflowError, UnicodeDecodeError, MemoryError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"cannot read {path}: {error}") from error
 
 
 def read_episode(path: Path, footer: Footer, episode_index: int, columns: Sequence[str]) -> pa.Table:
@@ -48,27 +70,13 @@ def read_episode(path: Path, footer: Footer, episode_index: int, columns: Sequen
     file = open_table(path, footer.metadata)
     names = list(dict.fromkeys([*columns, "episode_index"]))
     names = [name for name in names if name in file.schema_arrow.names]
-    low, high = footer.episode_range.T
-    groups = np.flatnonzero((low <= episode_index) & (episode_index <= high)).tolist()
-    try:
-        table = file.read_row_groups(groups, columns=names, use_threads=False)
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
+    with _explained(path):
+        table = file.read_row_groups(footer.groups_of(episode_index), columns=names, use_threads=False)
     if "episode_index" in names:
         is_wanted = table["episode_index"].to_numpy() == episode_index
         if not is_wanted.all():
             table = table.filter(pa.array(is_wanted))
     return table
-
-
-def _episode_range(row_group: pq.RowGroupMetaData) -> tuple[int, int]:
-    for position in range(row_group.num_columns):
-        column = row_group.column(position)
-        if column.path_in_schema == "episode_index":
-            statistics = column.statistics
-            if statistics is not None and statistics.has_min_max:
-                return statistics.min, statistics.max
-    return np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 def as_array(column: pa.ChunkedArray, where: str) -> np.ndarray:
