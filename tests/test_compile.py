@@ -14,6 +14,7 @@ from torch.optim import SGD
 
 from wamlab.errors import InputError
 from wamlab.speed.compile import compile_report, compiled, compiled_step
+from wamlab.speed.config import SpeedConfig
 from wamlab.speed.update import set_rate, with_tensor_rates
 
 SCRIPT = Path(__file__).with_name("compiled_law.py")
@@ -30,6 +31,10 @@ def test_laws_of_compiling() -> None:
     for name, case in found["blocks"].items():
         assert case["difference"] <= 1e-5, name
         assert case["num_compilations"] == 2, f"{name}: four blocks of two forms"
+    budgets = found["budget"]
+    assert max(case["difference"] for case in budgets.values()) <= 1e-5
+    all_kept, half, least = (budgets[name]["saved_bytes"] for name in ("1.0", "0.5", "0.0"))
+    assert least < half < all_kept and least < 0.5 * all_kept
     recompiles = found["recompiles"]
     assert (recompiles["compilations"], recompiles["recompiles"]) == (4, 3)
     assert "Recompiling function _run_forward" in recompiles["refused"]
@@ -76,6 +81,16 @@ def test_rates_stay_where_they_are() -> None:
     assert isinstance(rate, torch.Tensor)
     with pytest.raises(InputError, match="step of SGD cannot be compiled"):
         compiled_step(optimizer)
+
+
+def test_an_activation_budget_needs_compiled_blocks_that_nothing_else_recomputes() -> None:
+    assert SpeedConfig(compile="blocks", activation_budget=0.5).activation_budget == 0.5
+    with pytest.raises(InputError, match=r"give speed\.compile"):
+        SpeedConfig(activation_budget=0.5)
+    with pytest.raises(InputError, match=r"give speed\.compile"):
+        SpeedConfig(compile="blocks", recompute="all", activation_budget=0.5)
+    with pytest.raises(InputError, match="activation_budget"):
+        SpeedConfig(compile="blocks", activation_budget=1.5)
 
 
 def test_modes_are_named() -> None:

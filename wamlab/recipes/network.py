@@ -65,7 +65,7 @@ def _with_tricks(net: WorldActionModel, recipe: Recipe) -> WorldActionModel:
     if speed.compile == "blocks":
         from wamlab.speed.compile import compiled, mark_step  # the compiler takes a second to import
 
-        net = compiled(net, mode=speed.compile_mode)
+        net = compiled(net, mode=speed.compile_mode, activation_budget=speed.activation_budget)
         if speed.compile_mode == "reduce-overhead":
             net.register_forward_pre_hook(lambda *_: mark_step())
     return net

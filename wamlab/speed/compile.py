@@ -35,18 +35,29 @@ def has_cpp_compiler() -> bool:
     return any(map(shutil.which, ("g++", "clang++", "cl")))
 
 
-def compiled(net: Net, *, mode: str = "default", is_strict: bool = False, backend: str = "inductor") -> Net:
+def compiled(
+    net: Net,
+    *,
+    mode: str = "default",
+    activation_budget: float | int = 1.0,
+    is_strict: bool = False,
+    backend: str = "inductor",
+) -> Net:
     """Compile every block of ``net.blocks`` in place, for training and for cached inference; return the network.
 
     Equal blocks share one compilation a form (the last one has its own), and each shape takes its own. It goes above
     ``with_recompute``, whose forgetting becomes part of what is compiled, and below ``sharded``. With the mode
-    "reduce-overhead" call ``mark_step`` before every forward pass. On a CPU it needs a C++ compiler. If compiling
-    fails, the network runs eagerly from then on and a warning says why; ``is_strict`` raises instead.
+    "reduce-overhead" call ``mark_step`` before every forward pass. With an ``activation_budget`` below 1 a block keeps
+    about that share of what its compiled form would keep for its backward pass, 0 being its inputs alone: the compiler
+    chooses which operations to compute again, finer than ``with_recompute``, which it does not go with. On a CPU it
+    needs a C++ compiler. If compiling fails, the network runs eagerly from then on and a warning says why;
+    ``is_strict`` raises instead.
     """
     way_back = _WayBack("the network", is_strict)
     if not _can_compile(next(net.parameters()).device, way_back, backend):
         return net
-    forward, step = (_Region(run, way_back, mode, backend) for run in (_run_forward, _run_step))
+    forward = _Region(_run_forward, way_back, mode, backend, activation_budget=activation_budget)
+    step = _Region(_run_step, way_back, mode, backend)
     for block in net.get_submodule("blocks").children():
         vars(block)["forward"] = partial(forward, block.forward)
         if hasattr(block, "step"):
@@ -178,18 +189,30 @@ class _Region:
     """Calls a function compiled; when that fails, itself, now and from then on."""
 
     def __init__(
-        self, run: Callable[..., Any], way_back: _WayBack, mode: str, backend: str, *, has_breaks: bool = False
+        self,
+        run: Callable[..., Any],
+        way_back: _WayBack,
+        mode: str,
+        backend: str,
+        *,
+        has_breaks: bool = False,
+        activation_budget: float | int = 1.0,
     ) -> None:
         if mode not in COMPILE_MODES:
             raise InputError(f'there is no way to compile "{mode}": give one of {", ".join(COMPILE_MODES)}')
         self.way_back = way_back
+        self.activation_budget = activation_budget
         self.run: Any = torch.compile(run, fullgraph=not has_breaks, dynamic=False, backend=backend, mode=mode)
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self.way_back.is_taken:
             return function(*args, **kwargs)
         try:
-            return self.run(function, *args, **kwargs)
+            if self.activation_budget == 1.0:
+                return self.run(function, *args, **kwargs)
+            # read as a form is compiled, which may be at any call
+            with torch._functorch.config.patch(activation_memory_budget=self.activation_budget):
+                return self.run(function, *args, **kwargs)
         except RecompileError:  # asked for by expect_no_recompiles
             raise
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:

@@ -43,6 +43,7 @@ class SpeedConfig:
     budget_gib: float | None = None  # for tensors of each device; None: what a CUDA device has, a CPU needs a number
     compile: str = "off"  # "blocks": each block of the network becomes one compiled graph
     compile_mode: str = "default"  # or "max-autotune-no-cudagraphs", "reduce-overhead"
+    activation_budget: float = 1.0  # of what compiled blocks would keep for backward; the compiler recomputes the rest
     has_compiled_encoders: bool = False  # the autoencoder's forward pass, three to five graphs a shape
     has_compiled_optimizer: bool = False  # of AdamW; seconds for every hundred parameters
     has_graph: bool = False  # capture forward and backward as one CUDA graph; elsewhere they run as they are
@@ -59,6 +60,12 @@ class SpeedConfig:
         ):
             if value not in known:
                 raise InputError(f'speed.{name} is "{value}": give one of {", ".join(known)}')
+        check_range("speed", self, 0, 1, "activation_budget")
+        if self.activation_budget < 1 and (self.compile == "off" or self.recompute != "none"):
+            raise InputError(
+                "speed.activation_budget is for compiled blocks that are not recomputed as a whole: give speed.compile "
+                '"blocks" and speed.recompute "none"'
+            )
         if self.recompute not in RECOMPUTED:
             RecomputePlan.read(self.recompute)
         if self.budget_gib is not None:
