@@ -80,7 +80,7 @@ class TrainConfig:
         if self.on_nan not in ("stop", "skip"):
             raise InputError(f'train.on_nan is "{self.on_nan}": give stop or skip')
         if 0 < self.max_norm_ratio <= 1:
-            raise InputError(f"train.max_norm_ratio is {self.max_norm_ratio}, half of all steps: give more than 1, or 0")
+            raise InputError(f"train.max_norm_ratio is {self.max_norm_ratio}: give more than 1, or 0 for none")
         if self.batch_size % self.num_micro_batches:
             raise InputError(
                 f"train.batch_size {self.batch_size} does not divide into {self.num_micro_batches} "
@@ -229,9 +229,10 @@ def train(
     """Take steps ``first_step + 1 .. config.num_steps``, yielding what each one did.
 
     ``loss`` is a mean over the samples of an example; ``examples`` yields things that can be sliced along
-    their samples (``types.Samples``). A loss that is not finite raises ``FloatingPointError`` before
-    the update, or leaves the step out, as the config's rule says; ``rule`` may know the steps before these. Of several processes with a sharded network each gives its part of the batch; ``set_sync`` is told
-    before each micro-batch whether gradients are to be summed over processes after it (after the last one only).
+    their samples (``types.Samples``). A loss that is not finite raises ``FloatingPointError`` before the update, or
+    leaves the step out, as the config says; ``rule`` may know the steps before these. Of several processes with a
+    sharded network each gives its part of the batch; ``set_sync`` is told before each micro-batch whether gradients
+    are to be summed over processes after it (after the last one only).
     ``wrap`` takes forward and backward of a micro-batch as one function of trees of tensors, e.g. to capture it.
     ``guard`` is given a step's number, its example and what takes the step in so many micro-batches, and returns what
     that returns; where memory fails before the update it may take the step again in another way.

@@ -16,7 +16,7 @@ ends, torchrun ends the others, and the resumed run begins one rung lower. So gi
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from wamlab.errors import InputError
 from wamlab.speed.device_memory import Memory
 from wamlab.speed.ladder import Ladder, Move, Shape, gib, told
+from wamlab.speed.random_states import random_states, restore_random
 from wamlab.speed.ranks import Ranks
 from wamlab.speed.recompute import with_recompute
 from wamlab.speed.recompute_plan import RecomputePlan
@@ -95,7 +96,7 @@ class Guard:
         """Return what a step returned, or why it failed; then everything is as it was before."""
         self._follow(rung)
         size = self.ladder.rungs[rung].micro_batch
-        states = _random_states()
+        states = random_states()
         self.watch.start()
         tensors: list[Tensor] = []
         flat(example, tensors)
@@ -118,7 +119,7 @@ class Guard:
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-        _restore(states)
+        restore_random(states)
         return [], reason
 
     def _settle(self, step: int, shape: Shape, rung: int, peak: int) -> None:
@@ -181,14 +182,3 @@ class Guard:
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Say whether an error is an allocator's: there was no room on a device or in host memory."""
     return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in FAILURES)
-
-
-def _random_states() -> Sequence[Tensor]:
-    found = [torch.get_rng_state()]
-    return [*found, torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else found
-
-
-def _restore(states: Sequence[Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    for state in states[1:]:
-        torch.cuda.set_rng_state(state)
