@@ -1,13 +1,14 @@
 # Two commands do everything on a fresh machine with Python >= 3.11 and make:
 #   make demo    sets up, makes a robot dataset, trains a tiny world action model, shows what it learnt
 #   make test    sets up, passes all tests
+# A third, `make docs`, builds the documentation into build/docs.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # Left empty, pip may pick any version; the tested ones are the default.
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test lint docs clean
 
 setup: $(VENV)/.ready
 
@@ -28,6 +29,13 @@ lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+docs: $(VENV)/.docs-ready
+	DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
+
+$(VENV)/.docs-ready: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[docs]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -3,8 +3,6 @@
 Three blocks of a network pass forward and backward under fake tensors, once for each policy; how the bytes alive change
 and how high they rise in each stretch is noted. Blocks between the first and the last do alike, so the curve of a
 deeper network with any mixture of policies is these stretches one after another: a sum and a maximum, no further run.
-
-@@DOC@@
 """
 
 from __future__ import annotations
