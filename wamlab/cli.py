@@ -215,6 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "ablate": "; the same command goes on where this one stopped",
             "sweep": "; the same command goes on where this one stopped",
             "encode": "; the same command goes on where this one stopped",
+            "rl": "; --resume goes on from what is on disk",
+            "tune": "; the same command begins again",
         }
         hint = hints.get(words[0], "") if words else ""
         print(f"wamlab: stopped{hint}", file=sys.stderr)

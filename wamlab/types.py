@@ -163,6 +163,7 @@ class StepRecord:
     step_s: float  # wall time of the whole step
     split_s: Mapping[str, float]  # wall time of its parts: data, encode, forward, backward, optimizer
     memory_gib: float  # peak device memory, or peak resident memory on a CPU
+    num_skipped: int = 0  # steps since the run began that were left out by rule; this one too if its loss is one
 
     @property
     def samples_per_s(self) -> float:

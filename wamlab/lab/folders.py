@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from wamlab.errors import InputError
@@ -31,6 +32,24 @@ def run_folders(root: Path) -> list[Path]:
         (status.parent for status in root.glob("[!.]*/status.json")),
         key=lambda folder: (folder.name[:10], folder.name[-6:], folder.name),
     )
+
+
+def runs_of(root: Path, slug: str) -> list[Path]:
+    """Return the run folders of one name, oldest first; none where there is no root."""
+    pattern = re.compile(rf"\d{{4}}-\d\d-\d\d-{re.escape(slug)}-\d{{6}}")
+    return [folder for folder in (run_folders(root) if root.is_dir() else []) if pattern.fullmatch(folder.name)]
+
+
+def after_all(root: Path, slug: str) -> datetime:
+    """Return now, or a second after the newest run of a name: a clock that was set back must not hide a new run."""
+    now, known = datetime.now(), runs_of(root, slug)
+    if not known:
+        return now
+    try:
+        last = datetime.strptime(known[-1].name[:10] + known[-1].name[-6:], "%Y-%m-%d%H%M%S")
+    except ValueError:
+        return now  # named by hand: no time
+    return last + timedelta(seconds=1) if last >= now.replace(microsecond=0) else now
 
 
 def nearest(text: str, folders: list[Path]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -102,9 +103,20 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
     line = encode_line(record)
     try:
         with path.open("ab", buffering=0) as file:
-            file.write(line)
+            start = file.seek(0, os.SEEK_END)
+            try:
+                _write_all(file, line)
+            except BaseException:  # a full disk, an interrupt: no part that the next line would be joined to
+                file.truncate(start)
+                raise
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}): {advice_for(error)}") from error
+
+
+def _write_all(file: io.RawIOBase, data: bytes) -> None:
+    """Write all of the data: on a disk that is nearly full the system takes a part and does not complain yet."""
+    while data:
+        data = data[file.write(data) or 0 :]
 
 
 def read_lines(path: Path, since: int = 0, *, is_strict: bool = False, num_bytes: int = -1) -> tuple[list[Record], int]:

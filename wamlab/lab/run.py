@@ -12,7 +12,6 @@ Everything that watches, compares or reports a run reads these files; the arrow 
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from typing import Any, Literal
 from wamlab.errors import InputError, Stopped
 from wamlab.lab.card import run_chart
 from wamlab.lab.environment import write_environment
-from wamlab.lab.folders import check_name, nearest, run_folders, slug_of
+from wamlab.lab.folders import after_all, check_name, nearest, run_folders, runs_of, slug_of
 from wamlab.lab.lock import release_lock, take_lock, this_process
 from wamlab.lab.records import (
     Record,
@@ -205,7 +204,7 @@ def create_run(
     if is_resumed:
         return _resume(root, name, document)
     slug = slug_of(name)
-    folder = root / f"{(started or datetime.now()):%Y-%m-%d-{slug}-%H%M%S}"
+    folder = root / f"{started or after_all(root, slug):%Y-%m-%d-{slug}-%H%M%S}"
     if folder.exists():
         raise InputError(f"{folder} exists: give another name, or is_resumed=True to go on with it")
     partial = root / f".{folder.name}.partial"
@@ -239,9 +238,9 @@ def _fill(folder: Path, document: Record) -> None:
 
 def newest_run(root: str | Path, name: str) -> Run:
     """Open the newest run that ``create_run(root, name, ...)`` made, or the one whose whole folder name is given."""
-    pattern = re.compile(rf"\d{{4}}-\d\d-\d\d-{re.escape(slug_of(name))}-\d{{6}}")
     known = run_folders(Path(root))
-    found = [folder for folder in known if folder.name == name or pattern.fullmatch(folder.name)]
+    named = runs_of(Path(root), slug_of(name))
+    found = [folder for folder in known if folder.name == name or folder in named]
     if not found:
         raise InputError(f"no run named {name!r} in {root} to go on with: {nearest(name, known)}")
     return Run(found[-1])

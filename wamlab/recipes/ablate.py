@@ -21,6 +21,8 @@ import numpy as np
 from wamlab.errors import InputError
 from wamlab.lab.ablation import FSDP2, FULL, OFFICIAL, RESULT
 from wamlab.lab.environment import describe_environment
+from wamlab.lab.lifeline import tie
+from wamlab.lab.lock import release_lock, take_lock
 from wamlab.lab.records import plain, read_json, write_json
 from wamlab.recipes.config import Recipe
 from wamlab.recipes.tricks import TRICKS, Trick, fsdp2_base, official_baseline, with_tricks
@@ -28,6 +30,7 @@ from wamlab.score.parity import compare_means
 from wamlab.speed.ranks import torchrun_command
 
 LOSS_MARGIN = 0.01  # of log losses, within which variants train alike
+LOCK = "lock"  # in the folder: two that take turns there at once would time each other
 NUM_WARMUP = 2  # steps: the first compiles, the second fills what is read ahead
 
 
@@ -71,14 +74,28 @@ def ablate(
     """Take all turns, yielding (variant, turn) as each ends; write and return the whole result.
 
     A folder that holds finished turns is gone on with. A turn that fails is noted with its last line, and its variant
-    is not tried again. Raises InputError where the folder is of other variants.
+    is not tried again by this call. Raises InputError where the folder is of other variants, or in use.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    take_lock(folder / LOCK)
+    try:
+        return (yield from _ablate(variants, folder, config, tricks, left_out or {}))
+    finally:
+        release_lock(folder / LOCK)
+
+
+def _ablate(
+    variants: Mapping[str, Recipe],
+    folder: Path,
+    config: AblationConfig,
+    tricks: Sequence[Trick],
+    left_out: Mapping[str, str],
+) -> Generator[tuple[str, dict[str, Any]], None, dict[str, Any]]:
     described = {name: plain(asdict(recipe)) for name, recipe in variants.items()}
     result: dict[str, Any] = {
         "config": asdict(config),
         "tricks": [trick.name for trick in tricks],
-        "left_out": dict(left_out or {}),
+        "left_out": dict(left_out),
         "environment": describe_environment(),
         "turns": {name: [] for name in variants},
         "failures": {},
@@ -88,7 +105,7 @@ def ablate(
         before = read_json(folder / RESULT)
         if before["variants"] != described or before["config"]["num_processes"] != config.num_processes:
             raise InputError(f"{folder} holds an ablation of other variants: give another folder")
-        result |= {name: before[name] for name in ("turns", "failures")}
+        result["turns"] = before["turns"]  # what failed may have been killed: it is tried again
     for number in range(config.num_rounds):
         for name, recipe in variants.items():
             if len(result["turns"][name]) > number or name in result["failures"]:
@@ -138,7 +155,8 @@ def run_turn(recipe: Recipe, folder: Path, num_processes: int = 1) -> dict[str, 
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(folder.parent.resolve() / "compiled")}
     log = folder / "turn.log"
     with log.open("w") as stream:
-        done = subprocess.run(command, env=threads | cache | os.environ, stdout=stream, stderr=subprocess.STDOUT)
+        environment = threads | cache | os.environ | tie()  # no turn goes on beside those of the next call
+        done = subprocess.run(command, env=environment, stdout=stream, stderr=subprocess.STDOUT)
     if done.returncode or not found.exists():
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line for line in lines if "Error" in line]

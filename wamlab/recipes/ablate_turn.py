@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from wamlab.lab.lifeline import hold_lifeline
 from wamlab.lab.records import read_json, write_json
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import recipe_from_dict
@@ -56,6 +57,7 @@ def take_turn(bench: Workbench, num_warmup: int) -> dict[str, Any]:
 
 def main(words: Sequence[str]) -> int:
     """Read a recipe, take its turn, write the result: CONFIG RESULT NUM_WARMUP."""
+    hold_lifeline(grace_s=0.0)
     config, result, num_warmup = words
     bench = Workbench(recipe_from_dict(read_json(Path(config))))
     found = take_turn(bench, int(num_warmup))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -31,8 +31,9 @@ from wamlab.speed.clock import Clock
 from wamlab.speed.graph import captured
 from wamlab.speed.guard import Guard
 from wamlab.speed.ranks import Ranks, read_ranks
+from wamlab.speed.step_rule import StepRule
 from wamlab.train import Ema, make_optimizer, noised_examples, train
-from wamlab.types import Encode, FlowExample, StepRecord
+from wamlab.types import Clip, Encode, FlowExample, StepRecord
 
 
 def choose_device(name: str) -> torch.device:
@@ -153,6 +154,7 @@ class Workbench:
         first_step: int = 0,
         ema: Ema | None = None,
         guard: Guard | None = None,
+        rule: StepRule | None = None,
     ) -> Generator[StepRecord, None, None]:
         """Take the steps after ``first_step`` with every trick of the recipe, and end the examples."""
         recipe, wrap = self.recipe, self.wrap
@@ -175,6 +177,7 @@ class Workbench:
                 set_sync=getattr(self.net, "set_requires_gradient_sync", None),  # of a shared network
                 wrap=wrap,
                 guard=guard,
+                rule=rule,
             )
         finally:
             examples.close()
@@ -223,7 +226,7 @@ class Workbench:
         """Yield the noised training batches after ``first_step`` finished steps, timing data and encoding."""
         recipe, (_, encode) = self.recipe, self.source
         clips = self.clips(first_step=first_step) if clips is None else clips
-        batches = map(clock.timed("encode", encode), clock.waited("data", clips))
+        batches = map(clock.timed("encode", encode), self._noted(clock.waited("data", clips)))
         try:
             yield from noised_examples(
                 batches, seed=recipe.train.seed, first_step=first_step, config=recipe.noise, ranks=self.ranks
@@ -232,3 +235,13 @@ class Workbench:
             clips.close()  # ends the reading threads
             if recipe.features.mode == "cached-if-present":
                 self.store.flush()
+
+    @cached_property
+    def newest_windows(self) -> list[tuple[int, int]]:
+        """Return the episode and first row of each clip of the newest batch, for messages."""
+        return []
+
+    def _noted(self, batches: Iterable[Sequence[Clip]]) -> Iterator[Sequence[Clip]]:
+        for clips in batches:
+            self.newest_windows[:] = [(clip.episode, clip.first_row) for clip in clips]
+            yield clips

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -31,6 +31,7 @@ from wamlab.recipes.guarded import guard_of
 from wamlab.recipes.parts import fingerprint_of
 from wamlab.recipes.utilization import utilization_of
 from wamlab.speed.clock import Clock
+from wamlab.speed.step_rule import StepRule
 from wamlab.train import Ema
 from wamlab.types import StepRecord
 
@@ -92,7 +93,8 @@ def own_run(root: Path | str, name: str) -> Run | None:
 
 FREE_ON_RESUME = (
     "data.", "evaluation.", "checkpoint_every", "device", "train.num_steps", "train.num_micro_batches",
-    "train.batch_size", "speed.", "features.mode", "features.root", "features.shard_mib",
+    "train.batch_size", "train.on_nan", "train.max_norm_ratio", "train.max_skipped", "speed.", "features.mode",
+    "features.root", "features.shard_mib",
 )  # fmt: skip
 FIXED_DATA = tuple(f"data.{name}" for name in ("pool", "on_error", "weights", "balance", "augment_on"))  # decide clips
 
@@ -124,10 +126,10 @@ def check_resume(run: Run, recipe: Recipe, fingerprints: dict[str, str], num_pro
         raise InputError(
             f"{run.folder} was trained on other input ({', '.join(other)}): give the old dataset, or start anew"
         )
-    if own_run(run.folder.parent, recipe.name) and not list_checkpoints(run.checkpoints):
-        return  # ended before its first checkpoint: it begins again
+    if not list_checkpoints(run.checkpoints) and run.state != "finished":
+        return  # it ended before its first checkpoint: it begins again
     num_done = int(newest_checkpoint(run.checkpoints).name.removeprefix("step_"))
-    if num_done >= recipe.train.num_steps:
+    if num_done > recipe.train.num_steps or (num_done == recipe.train.num_steps and run.state == "finished"):
         raise InputError(f"{run.folder} has {num_done} steps: give train.num_steps above that to go on")
 
 
@@ -159,9 +161,10 @@ def fit(bench: Workbench, run: Run, wishes: Wishes | None = None) -> Generator[S
     saved = saver(bench, run, optimizer, ema)
     wishes = wishes or Wishes(run.folder)
     examples = bench.examples(clock, first_step=first_step, clips=clips)
-    steps = bench.steps(optimizer, examples, clock, first_step=first_step, ema=ema, guard=guard)
+    rule = rule_of(bench, run, first_step)
+    steps = bench.steps(optimizer, examples, clock, first_step=first_step, ema=ema, guard=guard, rule=rule)
     with closing(steps):
-        for record in steps:
+        for record in explained(bench, steps):
             is_last = record.step == recipe.train.num_steps
             is_reported = is_last or record.step % LOADER_EVERY == 0
             loader = (
@@ -185,6 +188,28 @@ def fit(bench: Workbench, run: Run, wishes: Wishes | None = None) -> Generator[S
                 how = "taken off its machine" if wish == "preempt" else "stopped"
                 raise Stopped(f"{how} after step {record.step}", is_preempted=wish == "preempt")
         saved(None)
+
+
+def rule_of(bench: Workbench, run: Run, first_step: int) -> StepRule:
+    """Return the rule that judges steps, knowing those that the run took before."""
+    config = bench.recipe.train
+    rule = StepRule(config.on_nan, config.max_skipped, config.max_norm_ratio)
+    if first_step:
+        rule.recall(record for record in read_metrics(run)[0] if record["step"] <= first_step)
+    return rule
+
+
+def explained(bench: Workbench, steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
+    """Yield steps; to what ends them for a loss that is no number add the windows it comes from, and the way on."""
+    try:
+        yield from steps
+    except FloatingPointError as error:
+        windows = ", ".join(f"episode {episode} row {row}" for episode, row in bench.newest_windows)
+        raise FloatingPointError(
+            f"{error}. Its windows begin at {windows}. The last checkpoint is whole: look at these with "
+            "`wamlab data check`, or go on with --resume and --train.on-nan skip, which leaves such steps out, or a "
+            "larger --train.max-skipped"
+        ) from error
 
 
 def heed(bench: Workbench, run: Run, wishes: Wishes) -> str:

@@ -26,6 +26,9 @@ from wamlab.types import Samples, StepRecord
 RL_FILE = "rl.json"  # in the run folder: the rl recipe and its start; config.json is the network's, so the run plays
 FREE_ON_RESUME = (
     "train.num_micro_batches",
+    "train.on_nan",
+    "train.max_norm_ratio",
+    "train.max_skipped",
     "evaluation.",
     "checkpoint_every",
     "play.",

@@ -18,7 +18,8 @@ from typing import Any
 from tyro.conf import Positional
 
 from wamlab.errors import InputError
-from wamlab.lab.launch import Launched, launch
+from wamlab.lab.launch import LAUNCHES, Launched, launch
+from wamlab.lab.lock import release_lock, take_lock
 from wamlab.lab.run import Run, newest_run, read_evaluations
 from wamlab.lab.table import Table
 from wamlab.recipes.notebook import read_yaml
@@ -75,11 +76,15 @@ def run_sweep(sweep: Sweep, trials: Sequence[Trial], runs: Path, *, say: Callabl
         while (waiting and time.monotonic() < end_s) or active:
             while waiting and len(active) < sweep.parallel and time.monotonic() < end_s:
                 place, trial = next(p for p in places if p not in active), waiting.pop(0)
+                if not _claim(trial, runs):
+                    say(f"{trial.name}: another sweep has it")
+                    continue
                 active[place] = trial, _launch(sweep, trial, runs, place)
                 say(f"{trial.name}: begun, {_words(trial)}")
             for place, (trial, launched) in [*active.items()]:
                 if not launched.is_running:
                     del active[place]
+                    release_lock(_claim_of(trial, runs))
                     reason = f"\n{launched.error}" if launched.error else ""
                     say(f"{trial.name}: {launched.state}{reason}")
             if active and time.monotonic() >= end_s and not is_over:
@@ -91,8 +96,9 @@ def run_sweep(sweep: Sweep, trials: Sequence[Trial], runs: Path, *, say: Callabl
     finally:
         for _, launched in active.values():
             launched.ask_to_stop()
-        for _, launched in active.values():
+        for trial, launched in active.values():
             launched.stop()
+            release_lock(_claim_of(trial, runs))
 
 
 def sweep_table(trials: Sequence[Trial], runs: Path) -> Table:
@@ -122,6 +128,24 @@ def _launch(sweep: Sweep, trial: Trial, runs: Path, place: int) -> Launched:
         resume=run is not None and any(run.checkpoints.glob("step_*/state.json")),
         environment=_share_of_machine(sweep, place),
     )
+
+
+def _claim_of(trial: Trial, runs: Path) -> Path:
+    return runs / LAUNCHES / f"{trial.name}.lock"
+
+
+def _claim(trial: Trial, runs: Path) -> bool:
+    """Take a trial for this sweep, unless one elsewhere has it or had it: two may have begun with the same list."""
+    claim = _claim_of(trial, runs)
+    claim.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        take_lock(claim)
+    except InputError:
+        return False
+    if _state_of(trial, runs) not in ("finished", "running"):
+        return True
+    release_lock(claim)
+    return False
 
 
 def _share_of_machine(sweep: Sweep, place: int) -> dict[str, str]:
