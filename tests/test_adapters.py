@@ -61,6 +61,15 @@ def test_a_place_that_has_ended_is_stepped_no_more() -> None:
         env.reset(seed=[1])
 
 
+def test_films_show_the_ticks_that_each_place_executed_and_are_kept_only_if_asked_for() -> None:
+    for has_films in (False, True):
+        env = AdaptedVector([Counter(), Counter()], has_films=has_films)
+        env.reset(seed=[2, 99])
+        shown = [env.chunk_step(np.ones((2, 4, 1)))[-1].get("films") for _ in range(2)]
+        counts = [[film["top"][:, 0, 0, 0].tolist() for film in films or ()] for films in shown]
+        assert counts == ([[[1, 2], [1, 2, 3, 4]], [[], [5, 6]]] if has_films else [[], []])
+
+
 def test_closed_loop_plays_adapted_places_too() -> None:
     env = AdaptedVector([Counter(), Counter()])
     played = play_closed_loop(env, lambda seen: np.ones((len(seen.state), 3, 1), np.float32), [1, 4, 99])

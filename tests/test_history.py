@@ -24,10 +24,16 @@ from wamlab.model.sampler import SamplerConfig
 from wamlab.recipes import session
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import small_model, tiny
-from wamlab.recipes.filmed import Filmed, play_with_history
+from wamlab.recipes.environments import make_env
 from wamlab.recipes.fit import fit, start_run
-from wamlab.recipes.history import BYTES_A_SESSION, HistoryPolicy, even_places
+from wamlab.recipes.history import BYTES_A_SESSION, SEEDS_APART, HistoryPolicy, even_places
+from wamlab.recipes.imagine import decode_block
+from wamlab.recipes.look_ahead import LookAhead
+from wamlab.recipes.playing import going_on, play_task
+from wamlab.recipes.policy import WamPolicy
 from wamlab.recipes.serve import SessionPolicy, load_session_policy
+from wamlab.score.closed_loop import play_closed_loop
+from wamlab.score.success import measure_success
 from wamlab.serve.arrays import decode, encode
 from wamlab.serve.server import PolicyServer, ServeConfig, served
 from wamlab.sim.experts import play_episodes
@@ -76,14 +82,13 @@ def policy(run: Run) -> SessionPolicy:
 
 def observations(seed: int, num_calls: int, session: int = 0) -> list[Observation]:
     """Return what an episode of random actions shows at each call; a film from the second call on."""
-    film = Filmed(TabletopVector(1, "push", size=32))
-    film.reset(seed=[seed])
+    env = TabletopVector(1, "push", size=32, has_films=True)
+    env.reset(seed=[seed])
     rng = np.random.default_rng(seed)
-    found = []
+    found, films = [], ()
     for _ in range(num_calls):
-        seen = film._env.observation()
-        found.append(replace(seen, session=np.array([session]), films=film.films))
-        film.chunk_step(0.3 * rng.uniform(-1, 1, (1, 8, 4)).astype(np.float32))
+        found.append(replace(env.observation(), session=np.array([session]), films=films))
+        films = env.chunk_step(0.3 * rng.uniform(-1, 1, (1, 8, 4)).astype(np.float32))[-1]["films"]
     return found
 
 
@@ -227,25 +232,76 @@ def test_films_of_any_length_become_a_block_that_ends_with_the_newest_frame() ->
     assert even_places(4, 8).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]  # as the reference repeats its clients' four
 
 
-def test_closed_loop_goes_on_with_films_and_memory_in_process_is_bounded(policy: SessionPolicy) -> None:
+def noted(policy: Any, asked: list[tuple[Observation, np.ndarray]]) -> Any:
+    """Return the policy, which then keeps what it was asked and what it answered."""
+
+    def answer(observation: Observation) -> np.ndarray:
+        asked.append((observation, policy(observation)))
+        return asked[-1][1]
+
+    return answer
+
+
+def test_closed_loop_actions_have_the_bits_of_served_sessions(policy: SessionPolicy) -> None:
+    asked: list[tuple[Observation, np.ndarray]] = []
+    play_closed_loop(make_env(policy, "push", 1), noted(policy, asked), [0, 1])
+    episodes = [[pair for pair in asked if pair[0].session[0] == number] for number in (0, 1)]
+    with served(PolicyServer(policy, policy.contract, ServeConfig(port=0))) as server:
+        for episode in episodes:
+            assert len(episode) > 4 and all(len(seen.films[0]["top"]) == 8 for seen, _ in episode[1:])
+            with open_client(server) as client:
+                for seen, actions in episode:
+                    np.testing.assert_array_equal(ask(client, sent(seen)), actions)
+    forgetful = HistoryPolicy(policy.bench, policy.normalizers, seed=policy.seed)
+    without = [forgetful(replace(seen, films=())) for seen, _ in episodes[0]]
+    np.testing.assert_array_equal(without[0], episodes[0][0][1])
+    assert np.abs(without[4] - episodes[0][4][1]).max() > 1e-3
+
+
+def test_planning_ahead_replaces_predicted_frames_by_real_ones_and_carries_none_on(policy: SessionPolicy) -> None:
+    asked: list[tuple[Observation, np.ndarray]] = []
+    played = play_closed_loop(make_env(policy, "push", 1), policy, [3], ahead=noted(LookAhead(policy), asked))
+    assert played.is_asynchronous and len(asked) > 4
+    bench, robot = policy.bench, policy.bench.recipe.robot
+    now: Any = None
+    for call, (seen, found) in enumerate(asked):
+        if now is None:
+            canvas = torch.from_numpy(canvas_of(seen.frames, robot))
+            now = session.begin(bench, canvas, [robot.instruct(seen.instructions[0])])
+        else:
+            block = {camera: film[1::2] for camera, film in seen.films[0].items()}
+            now = session.observe(bench, now, torch.from_numpy(canvas_of(block, robot))[None])
+        generator = step_generator(policy.seed + 3 * SEEDS_APART, 1 + call)  # the first chunk was planned alone
+        state = torch.from_numpy(policy.normalizers.state_to_model(seen.state))
+        latents, _ = session.plan(bench, now, state, generator)
+        predicted = session.observe(bench, now, decode_block(bench, now, latents))
+        _, actions = session.plan(bench, predicted, state, generator)
+        np.testing.assert_array_equal(found, policy.normalizers.actions_to_robot(actions.numpy(), seen.state))
+
+
+def test_memory_in_process_is_bounded_and_never_that_of_an_episode_being_played(policy: SessionPolicy) -> None:
     def played(memory_gib: float) -> tuple[HistoryPolicy, list[np.ndarray]]:
         player = HistoryPolicy(policy.bench, policy.normalizers, seed=5, memory_gib=memory_gib)
-        chunks: list[np.ndarray] = []
-        plan = player.plan
-        player.plan = lambda observation, memories: _kept(plan(observation, memories), chunks)
-        assert play_with_history(player, "reach", range(2), num_envs=2).num_episodes == 2
-        return player, chunks
+        asked: list[tuple[Observation, np.ndarray]] = []
+        play_closed_loop(make_env(player, "reach", 2), noted(player, asked), range(4))
+        return player, [actions for _, actions in asked]
 
-    (holding, first), (_, again), (forgetting, anew) = played(2.0), played(2.0), played(0.0)
-    assert len(holding._memories) == 2 and len(forgetting._memories) == 1
-    np.testing.assert_array_equal(first, again)
-    np.testing.assert_array_equal(first[0], anew[0])
-    assert np.abs(first[1][0] - anew[1][0]).max() > 1e-3  # of the session that was forgotten
+    (holding, first), (forgetting, again) = played(2.0), played(0.0)
+    assert len(holding._memories) == 4 and set(forgetting._memories) <= {2, 3}
+    for ours, theirs in zip(first, again, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
-def _kept(planned: Any, chunks: list[np.ndarray]) -> Any:
-    chunks.append(planned[0])
-    return planned
+def test_play_goes_on_with_episodes_where_the_recipe_has_a_history(policy: SessionPolicy) -> None:
+    loaded = WamPolicy(policy.bench, policy.normalizers, seed=5)
+    found = [play_task(player, "push", [0, 1], num_envs=2) for player in (loaded, policy)]
+    assert found[0].episodes == found[1].episodes
+    asked: list[tuple[Observation, np.ndarray]] = []
+    measure_success(make_env(policy, "push", 1), noted(going_on(loaded), asked), [0])
+    player = HistoryPolicy(policy.bench, policy.normalizers, seed=5)
+    assert asked[-1][0].films
+    for seen, actions in asked:
+        np.testing.assert_array_equal(actions, player(seen))
 
 
 def test_a_recipe_of_one_block_keeps_no_history_and_says_so(policy: SessionPolicy) -> None:

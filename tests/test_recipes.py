@@ -23,7 +23,8 @@ from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import Recipe, recipe_from_dict, tiny, tiny_video
 from wamlab.recipes.evaluate import copy_last, read_held_out
 from wamlab.recipes.fit import fit, start_run, summarize
-from wamlab.recipes.policy import load_policy, play_tabletop
+from wamlab.recipes.playing import play_task
+from wamlab.recipes.policy import load_policy
 from wamlab.recipes.published import find_recipe
 from wamlab.sim.experts import play_episodes
 
@@ -193,7 +194,7 @@ def test_a_policy_is_loaded_without_the_dataset_and_repeats_itself(run: Run) -> 
     for _ in range(2):
         policy = load_policy(run)
         assert "parts" not in vars(policy.bench)
-        rates.append(play_tabletop(policy, "reach", range(3), num_envs=2))
+        rates.append(play_task(policy, "reach", range(3), num_envs=2))
     assert rates[0].episodes == rates[1].episodes
     assert rates[0].num_episodes == 3
     assert 0 <= rates[0].low <= rates[0].rate <= rates[0].high <= 1

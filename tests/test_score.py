@@ -14,26 +14,34 @@ from safetensors.torch import load_file, save_file
 
 from wamlab.checkpoint_folder import list_checkpoints
 from wamlab.cli import main
+from wamlab.data.views import canvas_of
 from wamlab.data.write import write_dataset
 from wamlab.errors import InputError
 from wamlab.lab.run import Run, open_run, read_evaluations
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.comparing import ParityOrder, compare_runs, curve_gap, overall
 from wamlab.recipes.config import tiny
-from wamlab.recipes.episodes import PlayOrder, choose_films, make_env, play_families
+from wamlab.recipes.environments import make_env
+from wamlab.recipes.episodes import PlayOrder, choose_films, play_tasks
 from wamlab.recipes.fit import fit, start_run
+from wamlab.recipes.history import SEEDS_APART, HistoryPolicy
 from wamlab.recipes.imagine import decode_block, roll
-from wamlab.recipes.look_ahead import LookAhead, PairedPolicy
+from wamlab.recipes.look_ahead import LookAhead
 from wamlab.recipes.open_loop import copied, read_clips
+from wamlab.recipes.playing import going_on
+from wamlab.recipes.policy import WamPolicy
 from wamlab.recipes.scoring import ScoreOrder, load_scored, score_run
-from wamlab.recipes.session import begin
+from wamlab.recipes.session import begin, draw_noise, plan_from
 from wamlab.score.bootstrap import bootstrap_means
 from wamlab.score.closed_loop import ClosedLoop, PlayedEpisode, play_closed_loop
 from wamlab.score.open_loop import Truth, action_figures, hardest_constant, video_figures
 from wamlab.score.parity import compare_errors, compare_means
+from wamlab.score.success import observe
 from wamlab.score.video import LUMA, SSIM_C1, SSIM_C2, measure_ssim
 from wamlab.sim.experts import play_episodes
 from wamlab.sim.vector import TabletopVector
+from wamlab.train import step_generator
+from wamlab.types import Observation
 
 SEEDS = range(7_000, 7_006)
 
@@ -62,7 +70,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def policy(run: Run) -> PairedPolicy:
+def policy(run: Run) -> HistoryPolicy:
     return load_scored(run)
 
 
@@ -125,7 +133,7 @@ def test_errors_count_joints_that_exist_only_and_perfect_predictions_have_none()
     assert min(errors) > 0
 
 
-def test_clips_are_one_an_episode_held_out_and_baselines_know_the_past_alone(policy: PairedPolicy) -> None:
+def test_clips_are_one_an_episode_held_out_and_baselines_know_the_past_alone(policy: HistoryPolicy) -> None:
     bench = policy.bench
     held_out = read_clips(bench, 8, 3)
     assert len(set(held_out.truth.episodes)) == len(held_out.clips)
@@ -140,7 +148,7 @@ def test_clips_are_one_an_episode_held_out_and_baselines_know_the_past_alone(pol
     assert (frames[:, 1:5] == real[:, :1]).all() and (frames[:, 5:9] == real[:, 4:5]).all()
 
 
-def test_feeds_agree_on_the_first_block_and_part_where_they_see_something_else(policy: PairedPolicy) -> None:
+def test_feeds_agree_on_the_first_block_and_part_where_they_see_something_else(policy: HistoryPolicy) -> None:
     clips = read_clips(policy.bench, 4, 3).clips
     found = {feed: roll(policy.bench, clips, feed) for feed in ("history", "newest", "own")}  # pyright: ignore
     ticks = policy.bench.recipe.window.actions_per_block
@@ -150,14 +158,14 @@ def test_feeds_agree_on_the_first_block_and_part_where_they_see_something_else(p
     assert max(np.abs(rolled.actions).max() for rolled in found.values()) <= 1  # what a robot would be told
 
 
-def test_finished_episodes_are_neither_asked_nor_stepped(policy: PairedPolicy) -> None:
+def test_finished_episodes_are_neither_asked_nor_stepped(policy: HistoryPolicy) -> None:
     asked = []
 
     def counted(observation):
         asked.append(observation.session.tolist())
         return policy(observation)
 
-    env = make_env(policy.bench.recipe.robot, "reach", 4)  # six episodes in groups of four
+    env = make_env(policy, "reach", 4)  # six episodes in groups of four
     policy.forget()
     played = play_closed_loop(env, counted, SEEDS, num_executed=2)
     assert sum(map(len, asked)) == sum(episode.num_calls for episode in played.episodes)
@@ -166,14 +174,14 @@ def test_finished_episodes_are_neither_asked_nor_stepped(policy: PairedPolicy) -
     assert len(played.latencies_s) == len(asked) == len(played.waits_s)
 
 
-def test_an_episode_is_the_same_however_many_play_beside_it(policy: PairedPolicy) -> None:
+def test_an_episode_is_the_same_however_many_play_beside_it(policy: HistoryPolicy) -> None:
     order = PlayOrder(("reach",), num_episodes=3, seed=SEEDS[0])
-    found = [play_families(policy, replace(order, num_envs=n))["reach"].episodes for n in (1, 3)]
+    found = [play_tasks(policy, replace(order, num_envs=n))["reach"].episodes for n in (1, 3)]
     assert [e.num_ticks for e in found[0]] == [e.num_ticks for e in found[1]]
     assert [e.is_success for e in found[0]] == [e.is_success for e in found[1]]
 
 
-def test_the_next_chunk_is_computed_while_the_last_is_played(policy: PairedPolicy) -> None:
+def test_the_next_chunk_is_computed_while_the_last_is_played(policy: HistoryPolicy) -> None:
     is_asked = Event()
 
     class Waiting(TabletopVector):
@@ -193,11 +201,10 @@ def test_the_next_chunk_is_computed_while_the_last_is_played(policy: PairedPolic
     assert played.is_asynchronous and played.episodes[0].num_calls == len(played.latencies_s)
 
 
-def test_planning_ahead_begins_with_the_real_frame_and_goes_on_from_predicted_ones(policy: PairedPolicy) -> None:
+def test_planning_ahead_begins_with_the_real_frame_and_goes_on_from_predicted_ones(policy: HistoryPolicy) -> None:
     bench = policy.bench
-    env = make_env(bench.recipe.robot, "reach", 2)
-    env.reset(seed=[1, 2])
-    seen = env.observation()
+    env = make_env(policy, "reach", 2)
+    seen = observe(env.reset(seed=[1, 2])[0], env.instructions, np.array([0, 1]))
     ticks = bench.recipe.window.actions_per_block
     policy.forget()
     blocks = policy.plan_blocks(seen, 2)
@@ -212,7 +219,50 @@ def test_planning_ahead_begins_with_the_real_frame_and_goes_on_from_predicted_on
     assert np.abs(policy.plan_blocks(darker, 2)[:, ticks:] - blocks[:, ticks:]).max() > 1e-4
 
 
-def test_a_decoded_block_is_the_frames_that_were_encoded(policy: PairedPolicy) -> None:
+def plan_anew(policy: HistoryPolicy, seen: Observation, call: int, num_blocks: int) -> np.ndarray:
+    """Plan blocks from the newest frames in one batch, each session with noise of its own: the oracle of one block."""
+    bench, robot = policy.bench, policy.bench.recipe.robot
+    generators = [step_generator(policy.seed + n * SEEDS_APART, call) for n in seen.session.tolist()]
+    frames, state, chunks = torch.from_numpy(canvas_of(seen.frames, robot)), seen.state, []
+    for _ in range(num_blocks):
+        session = begin(bench, frames, [robot.instruct(task) for task in seen.instructions])
+        noise = [torch.cat(part) for part in zip(*(draw_noise(bench, frames[:1], g) for g in generators), strict=True)]
+        model_state = torch.from_numpy(policy.normalizers.state_to_model(state))
+        latents, actions = plan_from(bench, session, model_state, (noise[0], noise[1]))
+        chunks.append(policy.normalizers.actions_to_robot(actions.numpy(), state))
+        frames = decode_block(bench, session, latents)[:, -1]
+    return np.concatenate(chunks, axis=1)
+
+
+def test_recipes_of_one_block_get_the_bits_that_planning_from_the_newest_frame_gives(policy: HistoryPolicy) -> None:
+    recipe = policy.bench.recipe
+    window, model = replace(recipe.window, max_blocks=1), replace(recipe.model, max_blocks=1)
+    short = HistoryPolicy(Workbench(replace(recipe, window=window, model=model)), policy.normalizers, seed=4)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in short.bench.net.parameters():
+            p.add_(0.05 * torch.randn(p.shape, generator=generator))
+    env = make_env(short, "reach", 3)
+    assert not env.has_films and make_env(policy, "reach", 1).has_films  # drawn for those who want them
+    asked: list[tuple[Observation, np.ndarray]] = []
+    for num_blocks, num_executed in ((1, 2), (2, None)):
+
+        def noted(observation: Observation, num_blocks: int = num_blocks) -> np.ndarray:
+            chunks = short.plan_blocks(observation, num_blocks)
+            asked.append((observation, chunks))
+            return chunks[:, : recipe.window.actions_per_block]
+
+        short.forget()
+        asked.clear()
+        play_closed_loop(env, noted, range(3), num_executed=num_executed)
+        assert len(asked) > 5 and not any(seen.films for seen, _ in asked)
+        for call, (seen, actions) in enumerate(asked):
+            np.testing.assert_array_equal(actions, plan_anew(short, seen, call, num_blocks))
+    newest = WamPolicy(short.bench, short.normalizers)
+    assert going_on(newest) is newest  # so `wamlab play` has the noise of its calls, as ever
+
+
+def test_a_decoded_block_is_the_frames_that_were_encoded(policy: HistoryPolicy) -> None:
     clip = read_clips(policy.bench, 4, 2).clips[0]
     frames = torch.from_numpy(clip.frames[None])
     session = begin(policy.bench, frames[:, 0], [clip.instruction])

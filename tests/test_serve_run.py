@@ -155,9 +155,11 @@ def test_openpi_clients_outlive_keep_alives_and_are_answered_by_a_server_that_en
     wanted = [load_session_policy(run)(replace(seen, session=np.array([number]))) for number in range(3)]
     plan = policy.plan
 
-    def slow(observation: Observation, memories: Sequence[Memory | None]) -> tuple[np.ndarray, Sequence[Memory]]:
+    def slow(
+        observation: Observation, memories: Sequence[Memory | None], num_blocks: int = 1
+    ) -> tuple[np.ndarray, Sequence[Memory]]:
         time.sleep(1.0)
-        return plan(observation, memories)
+        return plan(observation, memories, num_blocks)
 
     policy.plan = slow
     config = ServeConfig(port=0, ping_s=0.2, max_batch=1)

@@ -54,29 +54,34 @@ def show(name: Positional[str] = "", root: Path = Path("runs"), browser: bool = 
 def play(
     name: Positional[str] = "",
     root: Path = Path("runs"),
+    env: str = "tabletop",
     family: str = "reach",
     episodes: int = 100,
     seed: int = 1_000_000,
     sampler_steps: int | None = None,
 ) -> None:
-    """Play a run's policy on the tabletop and count successes.
+    """Play a run's policy on the tabletop or in a public simulator and count successes.
 
     Args:
         name: of the run, its start or a part of it; without one, the newest run
         root: folder of the runs
-        family: of tasks
+        env: to play in: tabletop, pusht, metaworld:TASK or libero:SUITE/TASK, with the cameras and sizes of the robot
+        family: of tabletop tasks
         episodes: number of episodes
         seed: of the first episode; recordings use small ones
         sampler_steps: network evaluations per chunk; as the recipe says if not given
     """
     from wamlab.lab.run import find_run
-    from wamlab.recipes.policy import load_policy, play_tabletop
+    from wamlab.recipes.environments import tasks_of
+    from wamlab.recipes.playing import play_task
+    from wamlab.recipes.policy import load_policy
 
     check_numbers(1, episodes=episodes, sampler_steps=1 if sampler_steps is None else sampler_steps)
     check_numbers(0, seed=seed)
+    (task,) = tasks_of(env, (family,))
     policy = load_policy(find_run(root, name), num_sampler_steps=sampler_steps)
-    success = play_tabletop(policy, family, range(seed, seed + episodes))
-    print(f"{family}: {success}, {success.latency_s * 1000:.0f} ms a chunk")
+    success = play_task(policy, task, range(seed, seed + episodes))
+    print(f"{task}: {success}, {success.latency_s * 1000:.0f} ms a chunk")
 
 
 def demo(
@@ -176,7 +181,7 @@ USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --hel
   runs stop|pause|go-on [RUN] act on a run that runs, from anywhere that sees its folder
   runs rm|export|send RUN     delete it, pack it into one file, send its figures to tensorboard, wandb or trackio
   show [RUN]                  print a run's key figures and write its report
-  play [RUN]                  play a run's policy on the tabletop
+  play [RUN]                  play a run's policy on the tabletop, or in a simulator: --env metaworld:reach-v3
   score [RUN]                 figures with intervals on held-out episodes, as a page; --closed-loop plays too
   parity RUN_A RUN_B          are two runs, or RUN,RUN,… of two recipes, equivalent? margins are stated first
   serve [RUN]                 serve a run's policy to clients of public benchmarks: --port 8000

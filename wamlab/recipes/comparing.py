@@ -12,9 +12,10 @@ import numpy as np
 from wamlab.errors import InputError
 from wamlab.lab.records import Record
 from wamlab.lab.run import Run, read_metrics
-from wamlab.recipes.episodes import PlayOrder, play_families
+from wamlab.recipes.environments import check_fit
+from wamlab.recipes.episodes import PlayOrder, play_tasks
+from wamlab.recipes.history import HistoryPolicy
 from wamlab.recipes.imagine import roll
-from wamlab.recipes.look_ahead import PairedPolicy
 from wamlab.recipes.open_loop import HeldOutClips, read_clips
 from wamlab.recipes.scoring import load_scored
 from wamlab.score.curves import CurveParity, compare_curves, smoothed
@@ -61,7 +62,7 @@ def plan_text(order: ParityOrder, num_pairs: int) -> str:
         f"success of these checkpoints needs {success}, if {DISCORDANCE:.0%} end differently",
     ]
     if order.play is not None:
-        lines[-1] += f"; {order.play.num_episodes * len(order.play.families):,} will be played"
+        lines[-1] += f"; {order.play.num_episodes * len(order.play.tasks):,} will be played"
     lines.append(f"action error needs {errors}, if paired errors spread by {ERROR_SPREAD:.0%}")
     lines.append(f"a claim about recipes needs {seeds}, if seeds spread by {SEED_SPREAD:g}; {num_pairs} are given")
     return "\n".join(lines)
@@ -147,17 +148,20 @@ def curve_gap(baseline: np.ndarray, candidate: np.ndarray) -> Record:
 
 def _measure(baseline: Run, candidate: Run, order: ParityOrder) -> Pair:
     policies = [load_scored(run, order.data) for run in (baseline, candidate)]
+    for task in order.play.tasks if order.play is not None else ():
+        for policy in policies:
+            check_fit(policy, task)
     held_out = _common_clips(policies, order.num_clips)
     errors = [_episode_errors(policy, held_out) for policy in policies]
     successes = None
     if order.play is not None:
-        played = [play_families(policy, order.play) for policy in policies]
+        played = [play_tasks(policy, order.play) for policy in policies]
         first, second = (np.concatenate([loop.is_success for loop in loops.values()]) for loops in played)
         successes = first, second
     return Pair(successes, (errors[0], errors[1]))
 
 
-def _common_clips(policies: Sequence[PairedPolicy], num_clips: int) -> HeldOutClips:
+def _common_clips(policies: Sequence[HistoryPolicy], num_clips: int) -> HeldOutClips:
     """Read clips of episodes that both runs hold out; refuse errors in different units."""
     benches = [policy.bench for policy in policies]
     both = list(zip(*(bench.parts for bench in benches), strict=False))
@@ -177,7 +181,7 @@ def _common_clips(policies: Sequence[PairedPolicy], num_clips: int) -> HeldOutCl
     return read_clips(benches[0], num_clips, benches[0].recipe.window.max_blocks, episodes=common)
 
 
-def _episode_errors(policy: PairedPolicy, held_out: HeldOutClips) -> np.ndarray:
+def _episode_errors(policy: HistoryPolicy, held_out: HeldOutClips) -> np.ndarray:
     """Return the mean absolute error of each clip, one an episode."""
     truth = held_out.truth
     error = np.abs(roll(policy.bench, held_out.clips, "history").actions - truth.actions)

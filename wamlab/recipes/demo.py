@@ -16,7 +16,8 @@ from wamlab.lab.table import Table
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import tiny
 from wamlab.recipes.fit import fit_with_bar, start_run, summarize
-from wamlab.recipes.policy import load_policy, play_tabletop
+from wamlab.recipes.playing import play_task
+from wamlab.recipes.policy import load_policy
 from wamlab.sim.experts import Style, play_episodes
 from wamlab.types import Episode
 
@@ -54,7 +55,7 @@ def run_demo(
         summary = summarize(run)
         if num_played:
             print("playing the policy in closed loop")
-            success = play_tabletop(load_policy(run), "reach", range(PLAY_SEED, PLAY_SEED + num_played))
+            success = play_task(load_policy(run), "reach", range(PLAY_SEED, PLAY_SEED + num_played))
             summary["closed-loop reach success"] = success.rate
             summary["closed-loop reach, 95 % interval"] = [success.low, success.high]
         summary["minutes"] = (time.perf_counter() - start_s) / 60

@@ -1,22 +1,25 @@
-"""A run's policy in closed loop on the tabletop: families, execution modes, checkpoints, and films of failures."""
+"""A run's policy in closed loop, on the tabletop or a simulator: tasks, execution modes, films of failures."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from wamlab.data.encode import VideoConfig, VideoWriter
-from wamlab.data.robot import RobotConfig, short_name
+from wamlab.data.robot import RobotConfig
 from wamlab.data.views import canvas_of
-from wamlab.errors import InputError
-from wamlab.recipes.look_ahead import LookAhead, PairedPolicy
+from wamlab.recipes.environments import TABLETOP, make_env, tasks_of
+from wamlab.recipes.history import HistoryPolicy
+from wamlab.recipes.look_ahead import LookAhead
 from wamlab.score.closed_loop import ClosedLoop, PlayedEpisode, measure_latency, percentiles_ms, play_closed_loop
-from wamlab.sim.scene import FAMILIES
-from wamlab.sim.table import FPS
+from wamlab.score.success import observe
+from wamlab.sim.adapters import AdaptedVector
 from wamlab.sim.vector import TabletopVector
 
 MIN_FILM_PX = 192  # height of a film's frames, which are enlarged by a whole factor
@@ -25,7 +28,11 @@ FILM_TAIL_S = 0.7  # that a film rests on its last frame
 
 @dataclass(frozen=True)
 class PlayOrder:
-    """What to play: families of tasks, episodes of each, the ticks of a chunk that are executed."""
+    """What to play: where, families of tasks, episodes of each, the ticks of a chunk that are executed.
+
+    A chunk of which only some ticks are executed stands for a whole block in a policy's history, its frames repeated,
+    and one of a single tick begins anew.
+    """
 
     families: tuple[str, ...] = ("reach",)
     num_episodes: int = 100  # of each family
@@ -33,10 +40,15 @@ class PlayOrder:
     num_executed: int | None = None  # ticks of a chunk before the next is asked for; None: all
     num_videos: int = 6
     num_envs: int = 50
+    env: str = TABLETOP  # or a simulator with its task, such as "metaworld:reach-v3"
 
     def __post_init__(self) -> None:
-        if unknown := set(self.families) - set(FAMILIES):
-            raise InputError(f"there is no family {sorted(unknown)}: choose from {', '.join(FAMILIES)}")
+        tasks_of(self.env, self.families)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Return what is played: families, or the one task of a simulator."""
+        return tasks_of(self.env, self.families)
 
     @property
     def seeds(self) -> range:
@@ -44,9 +56,9 @@ class PlayOrder:
 
 
 class Filmed:
-    """A tabletop vector that keeps every tick's pictures; plays like the one it holds."""
+    """An environment with films that keeps every tick's pictures; plays like the one it holds."""
 
-    def __init__(self, env: TabletopVector, robot: RobotConfig) -> None:
+    def __init__(self, env: TabletopVector | AdaptedVector, robot: RobotConfig) -> None:
         self.env, self.robot, self.num_envs = env, robot, env.num_envs
         self.films: list[list[np.ndarray]] = []
 
@@ -68,51 +80,49 @@ class Filmed:
         return raw, infos
 
     def chunk_step(self, actions: np.ndarray) -> tuple[Any, ...]:
-        found = self.env.chunk_step(actions, draw="all")
-        infos = found[-1]
-        for row, count in enumerate(infos["num_ticks"].tolist()):
-            views = {camera: frames[row, :count] for camera, frames in infos["pixels"].items()}
-            if count:
-                self.films[row] += list(canvas_of(views, self.robot))
+        found = self.env.chunk_step(actions)
+        for row, film in enumerate(found[-1]["films"]):
+            self.films[row] += list(canvas_of(film, self.robot))
         return found
 
 
-def make_env(robot: RobotConfig, family: str, num_envs: int) -> TabletopVector:
-    """Make tables that show what the robot of a run sees."""
-    cameras = tuple(short_name(camera) for camera in robot.cameras)
-    return TabletopVector(num_envs, family, size=(robot.view_height_px, robot.view_width_px), cameras=cameras)
-
-
-def play_families(policy: PairedPolicy, order: PlayOrder, *, is_asynchronous: bool = False) -> dict[str, ClosedLoop]:
-    """Play every family, with the same seeds and noise for every policy; executed synchronously or not."""
+def play_tasks(policy: HistoryPolicy, order: PlayOrder, *, is_asynchronous: bool = False) -> dict[str, ClosedLoop]:
+    """Play every task, with the same seeds and noise for every policy; executed synchronously or not."""
     ahead = LookAhead(policy, order.num_executed) if is_asynchronous else None
     played = {}
-    for family in order.families:
+    for task in order.tasks:
         policy.forget()
-        env = make_env(policy.bench.recipe.robot, family, min(order.num_envs, order.num_episodes))
-        played[family] = play_closed_loop(
-            env, policy, order.seeds, task=family, num_executed=order.num_executed, ahead=ahead
-        )
+        with closing(make_env(policy, task, min(order.num_envs, order.num_episodes))) as env:
+            played[task] = play_closed_loop(
+                env, policy, order.seeds, task=task, num_executed=order.num_executed, ahead=ahead
+            )
+    policy.forget()
     return played
 
 
-def measure_one_robot(policy: PairedPolicy, order: PlayOrder, num_calls: int = 40) -> dict[str, Any]:
-    """Return a single robot's latency and pause a chunk, executed synchronously and asynchronously."""
-    env = make_env(policy.bench.recipe.robot, order.families[0], 1)
-    env.reset(seed=[order.seed])
-    seen = env.observation()
-    ahead = LookAhead(policy, order.num_executed)
-    chunk_ms = 1000 * ahead.num_executed / FPS
+def measure_one_robot(policy: HistoryPolicy, order: PlayOrder, num_calls: int = 40) -> dict[str, Any]:
+    """Return a single robot's latency and pause a chunk, executed synchronously and asynchronously.
+
+    A policy with history goes on with one episode, from a window that is full.
+    """
+    ahead, num_ticks = LookAhead(policy, order.num_executed), policy.bench.recipe.window.actions_per_block
+    with closing(make_env(policy, order.tasks[0], 1)) as env:
+        seen = observe(env.reset(seed=[order.seed])[0], env.instructions, np.array([order.seed]))
+        if policy.has_history:
+            *_, infos = env.chunk_step(np.zeros((1, num_ticks, policy.normalizers.num_actions), np.float32))
+            seen = replace(seen, films=infos["films"])
+    chunk_ms = 1000 * ahead.num_executed / env.control_hz
+    num_warmup = 2 + policy.bench.recipe.window.max_blocks
     found: dict[str, Any] = {"chunk_ms": chunk_ms, "num_calls": num_calls}
     for name, call in (("synchronous", policy), ("asynchronous", ahead)):
-        latency = percentiles_ms(measure_latency(call, seen, num_calls))
+        latency = percentiles_ms(measure_latency(call, seen, num_calls, num_warmup))
         pause_ms = latency["p50"] if call is policy else max(0.0, latency["p50"] - chunk_ms)
         found[name] = {"latency_ms": latency, "pause_ms": pause_ms}
     return found
 
 
 def film_episodes(
-    policy: PairedPolicy, played: Mapping[str, ClosedLoop], order: PlayOrder, folder: Path
+    policy: HistoryPolicy, played: Mapping[str, ClosedLoop], order: PlayOrder, folder: Path
 ) -> list[dict[str, Any]]:
     """Play some episodes again, failures first, and write each as mp4; return what each shows.
 
@@ -123,13 +133,15 @@ def film_episodes(
         old.unlink()
     robot, shown = policy.bench.recipe.robot, []
     for episode in choose_films(played, order.num_videos):
-        env = Filmed(make_env(robot, episode.task, 1), robot)
         policy.forget()
-        again = play_closed_loop(env, policy, [episode.seed], task=episode.task, num_executed=order.num_executed)
+        with closing(make_env(policy, episode.task, 1, has_films=True)) as shown_env:
+            env = Filmed(shown_env, robot)
+            again = play_closed_loop(env, policy, [episode.seed], task=episode.task, num_executed=order.num_executed)
         seen = again.episodes[0]
         word = "success" if seen.is_success else "failure"
-        path = folder / f"episode_{len(shown):02d}_{episode.task}_{word}.mp4"
-        write_film(path, env.films[0], FPS)
+        task = re.sub(r"[^\w-]+", "_", episode.task)
+        path = folder / f"episode_{len(shown):02d}_{task}_{word}.mp4"
+        write_film(path, env.films[0], shown_env.control_hz)
         shown.append(
             {
                 "file": f"{folder.name}/{path.name}", "task": seen.task, "seed": seen.seed, "ticks": seen.num_ticks,

@@ -1,7 +1,8 @@
 """A policy that goes on with its episodes: what a session has seen is its key-value cache, held by the caller.
 
 Each call brings the real frames that followed the last chunk; they replace what the network predicted of them. A window
-that is full slides or begins anew, as ``sampler.when_full`` says.
+that is full slides or begins anew, as ``sampler.when_full`` says. The server, closed-loop scores, parity and
+``wamlab play`` all plan here.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
+from torch import Tensor
 
 from wamlab.data.normalize import Normalizers
 from wamlab.data.views import canvas_of
 from wamlab.recipes.build import Workbench
+from wamlab.recipes.imagine import decode_block
 from wamlab.recipes.policy import WamPolicy
-from wamlab.recipes.session import Session, begin, draw_noise, join, observe_each, part, plan_from
+from wamlab.recipes.session import Session, begin, draw_noise, join, observe, observe_each, part, plan_from
 from wamlab.serve.sessions import Memory
 from wamlab.train import step_generator
 from wamlab.types import Observation
@@ -38,11 +41,13 @@ class HistoryPolicy(WamPolicy):
     """Plans for each session from what it has seen, with noise of its own.
 
     The noise of call ``n`` of session ``s`` is drawn from ``(seed, s, n)``, so what a session gets depends on its own
-    calls alone: to the bit if it is planned alone, to rounding in a batch, whatever the others' age.
+    calls alone: to the bit if it is planned alone, to rounding in a batch, whatever the others' age. Episodes that two
+    policies play as the same sessions are pairs, however many play side by side.
 
     A session begins anew with its first call, with another instruction, and when it shows its newest frame alone: only
-    a film (``Observation.films``) goes on with an episode, and stands for one executed block. A recipe whose window has
-    one block has been trained without history: then every chunk is planned from the newest frame (``has_history``).
+    a film (``Observation.films``) of two frames or more goes on with an episode, and stands for one executed block. A
+    recipe whose window has one block has been trained without history: then every chunk is planned from the newest
+    frame (``has_history``).
     """
 
     def __init__(
@@ -67,34 +72,72 @@ class HistoryPolicy(WamPolicy):
             f"last one, as stacks of {window.frames_per_block}; a single frame begins anew"
         )
 
-    def __call__(self, observation: Observation) -> np.ndarray:
+    def __call__(self, observation: Observation) -> Float[np.ndarray, "b a j"]:
         """Return robot actions [b a j] for every parallel session; memories are kept here, by session number."""
+        return self.plan_blocks(observation, 1)
+
+    def plan_blocks(self, observation: Observation, num_blocks: int) -> Float[np.ndarray, "b a j"]:
+        """Return the actions of several blocks from now, those after the first planned from predicted frames.
+
+        Memories are kept here, by session number. Beyond ``memory_gib`` the sessions that were played longest ago are
+        forgotten, and never one of this call: an episode would lose what it has seen because others play beside it.
+        """
         numbers = observation.session.tolist()
-        actions, memories = self.plan(observation, [self._memories.get(number) for number in numbers])
+        actions, memories = self.plan(observation, [self._memories.get(number) for number in numbers], num_blocks)
         for number, memory in zip(numbers, memories, strict=True):
             self._memories.pop(number, None)
             self._memories[number] = memory
         total = sum(memory.num_bytes for memory in self._memories.values())
-        while total > self.memory_gib * 2**30 and len(self._memories) > 1:
-            total -= self._memories.pop(next(iter(self._memories))).num_bytes
+        for number in [n for n in self._memories if n not in set(numbers)]:
+            if total <= self.memory_gib * 2**30:
+                break
+            total -= self._memories.pop(number).num_bytes
         return actions
 
+    def forget(self) -> None:
+        """Forget all sessions kept here and count their calls from 0, before the same ones are played anew."""
+        self._memories = {}
+
     @torch.no_grad()
-    def plan(self, observation: Observation, memories: Sequence[Memory | None]) -> tuple[np.ndarray, Sequence[Memory]]:
-        """Return robot actions [b a j] and what each session carries on; changes nothing here."""
-        bench = self.bench
+    def plan(
+        self, observation: Observation, memories: Sequence[Memory | None], num_blocks: int = 1
+    ) -> tuple[Float[np.ndarray, "b a j"], Sequence[Memory]]:
+        """Return robot actions [b a j] and what each session carries on; changes nothing here.
+
+        Blocks after the first follow from predicted frames, of which nothing is carried on. No state is predicted: they
+        have the newest one, with relative dimensions where the last action of the block before commands them to be.
+        """
         carried = [memory.value if memory else Carried(0, None) for memory in memories]
         seen = self._look(observation, carried)
-        noise = self._noise_of(observation.session, carried, seen)
-        state = torch.from_numpy(self.normalizers.state_to_model(observation.state))
-        _, actions = plan_from(bench, join(seen) if self.has_history else seen[0], state, noise)
+        actions = self._plan_from(seen, observation, self._generators(observation.session, carried), num_blocks)
         found = [
             Carried(old.num_calls + 1, own)
             for old, own in zip(carried, seen if self.has_history else [None] * len(carried), strict=True)
         ]
         sizes = [BYTES_A_SESSION + (new.seen.num_bytes if new.seen else 0) for new in found]
-        robot_actions = self.normalizers.actions_to_robot(actions.float().cpu().numpy(), observation.state)
-        return robot_actions, [Memory(*pair) for pair in zip(found, sizes, strict=True)]
+        return actions, [Memory(*pair) for pair in zip(found, sizes, strict=True)]
+
+    def _plan_from(
+        self, seen: list[Session], observation: Observation, generators: Sequence[torch.Generator], num_blocks: int
+    ) -> Float[np.ndarray, "b a j"]:
+        state, dims, chunks = observation.state, list(self.normalizers.relative_dims), []
+        for block in range(num_blocks):
+            session = join(seen) if self.has_history else seen[0]
+            model_state = torch.from_numpy(self.normalizers.state_to_model(state))
+            latents, actions = plan_from(self.bench, session, model_state, self._draw(session, generators))
+            chunks.append(self.normalizers.actions_to_robot(actions.float().cpu().numpy(), state))
+            if block + 1 < num_blocks:
+                seen = self._imagine(seen, decode_block(self.bench, session, latents))
+                if dims:
+                    state = state.copy()
+                    state[:, dims] = chunks[-1][:, -1, dims]
+        return np.concatenate(chunks, axis=1)
+
+    def _imagine(self, seen: list[Session], frames: UInt8[Tensor, "b t h w 3"]) -> list[Session]:
+        """Go on as if predicted frames had been seen."""
+        if self.has_history:
+            return observe_each(self.bench, seen, frames)
+        return [observe(self.bench, seen[0], frames)]
 
     def _look(self, observation: Observation, carried: Sequence[Carried]) -> list[Session]:
         """Take in what each session shows; without history the only item holds all of them."""
@@ -124,13 +167,16 @@ class HistoryPolicy(WamPolicy):
         num_frames = self.bench.recipe.window.frames_per_block
         return {camera: frames[even_places(len(frames), num_frames)] for camera, frames in film.items()}
 
-    def _noise_of(
-        self, numbers: np.ndarray, carried: Sequence[Carried], seen: Sequence[Session]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        drawn = []
-        for number, old in zip(numbers.tolist(), carried, strict=True):
-            generator = step_generator(self.seed + number * SEEDS_APART, old.num_calls, self.bench.device)
-            drawn.append(draw_noise(self.bench, seen[0].first[:1], generator))
+    def _generators(self, numbers: np.ndarray, carried: Sequence[Carried]) -> list[torch.Generator]:
+        """Return where each session draws the noise of this call from."""
+        return [
+            step_generator(self.seed + number * SEEDS_APART, old.num_calls, self.bench.device)
+            for number, old in zip(numbers.tolist(), carried, strict=True)
+        ]
+
+    def _draw(self, session: Session, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
+        """Draw the noise of a block, one session after another."""
+        drawn = [draw_noise(self.bench, session.first[:1], generator) for generator in generators]
         latents, actions = zip(*drawn, strict=True)
         return torch.cat(latents), torch.cat(actions)
 

@@ -23,7 +23,8 @@ from wamlab.model.sampler import SamplerConfig
 from wamlab.model.wam import WorldActionModel
 from wamlab.recipes.build import Workbench
 from wamlab.recipes.evaluate import predict_window, read_held_out
-from wamlab.recipes.policy import WamPolicy, load_policy, play_tabletop
+from wamlab.recipes.playing import play_task
+from wamlab.recipes.policy import WamPolicy, load_policy
 from wamlab.score.action import measure_action_errors
 from wamlab.score.success import SuccessRate
 from wamlab.sim.vector import TabletopVector
@@ -232,7 +233,7 @@ def _action_error(bench: Workbench, held_out: Any) -> float:
 
 
 def _success(policy: WamPolicy, family: str, num_episodes: int) -> SuccessRate | None:
-    return play_tabletop(policy, family, range(PLAY_SEED, PLAY_SEED + num_episodes)) if num_episodes else None
+    return play_task(policy, family, range(PLAY_SEED, PLAY_SEED + num_episodes)) if num_episodes else None
 
 
 def _look(policy: WamPolicy, family: str) -> Any:

@@ -18,6 +18,7 @@ def parity(
     error_margin: float = 0.05,
     curve_margin: float = 0.01,
     alpha: float = 0.05,
+    env: str = "tabletop",
     family: tuple[str, ...] = ("reach",),
     episodes: int = 200,
     seed: int = 2_000_000,
@@ -36,7 +37,8 @@ def parity(
         error_margin: of open-loop action errors, relative to the baseline's
         curve_margin: of log training losses, with four seeds or more
         alpha: chance of calling equivalent what differs by the margin
-        family: of tasks to play, one or more
+        env: to play in: tabletop, pusht, metaworld:TASK or libero:SUITE/TASK
+        family: of tabletop tasks to play, one or more
         episodes: of each family, the same for both; none judges by open-loop errors and curves alone
         seed: of the first episode; recordings and `wamlab score` use others
         clips: held-out episodes, of those that both runs hold out
@@ -56,7 +58,7 @@ def parity(
     sides = [[find_run(root, name.strip()) for name in names.split(",")] for names in (baseline, candidate)]
     if len(sides[0]) != len(sides[1]):
         raise InputError(f"{len(sides[0])} baselines and {len(sides[1])} candidates make no pairs: give one for one")
-    play = PlayOrder(tuple(family), episodes, seed) if episodes else None
+    play = PlayOrder(tuple(family), episodes, seed, env=env) if episodes else None
     order = ParityOrder(margin, error_margin, curve_margin, alpha, play, clips, data)
     print(plan_text(order, len(sides[0])), flush=True)
     found = compare_runs(sides[0], sides[1], order)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from torch import Tensor
 from wamlab.checkpoint import load_weights
 from wamlab.checkpoint_folder import newest_checkpoint
 from wamlab.data.normalize import Normalizers, normalizers_from_dict
-from wamlab.data.robot import short_name
 from wamlab.data.views import canvas_of
 from wamlab.errors import InputError
 from wamlab.lab.records import read_json
@@ -23,8 +21,6 @@ from wamlab.recipes.build import Workbench
 from wamlab.recipes.config import recipe_from_dict
 from wamlab.recipes.fit import normalizers_name
 from wamlab.recipes.session import begin, draw_noise, plan_from
-from wamlab.score.success import SuccessRate, measure_success
-from wamlab.sim.vector import TabletopVector
 from wamlab.speed.config import SpeedConfig
 from wamlab.train import step_generator
 from wamlab.types import Observation
@@ -34,7 +30,10 @@ class WamPolicy:
     """Plans each chunk of actions from the newest frame, the state and the instruction.
 
     The sampling noise of call ``n`` is drawn from ``(seed, n)``, so a policy with the same seed repeats itself.
+    ``has_history`` says whether a policy goes on with episodes, and so wants films of them.
     """
+
+    has_history = False
 
     def __init__(self, bench: Workbench, normalizers: Normalizers, *, seed: int = 0) -> None:
         self.bench, self.normalizers = bench, normalizers
@@ -87,15 +86,3 @@ def load_policy(
     path = run.folder / normalizers_name(part)
     normalizers = normalizers_from_dict(read_json(path), where=str(path))
     return WamPolicy(bench, normalizers, seed=seed)
-
-
-def play_tabletop(policy: WamPolicy, family: str, seeds: Sequence[int], *, num_envs: int = 50) -> SuccessRate:
-    """Play one tabletop episode a seed in closed loop."""
-    robot = policy.bench.recipe.robot
-    env = TabletopVector(
-        min(num_envs, len(seeds)),
-        family,
-        size=(robot.view_height_px, robot.view_width_px),
-        cameras=tuple(short_name(camera) for camera in robot.cameras),
-    )
-    return measure_success(env, policy, seeds)

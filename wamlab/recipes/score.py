@@ -15,6 +15,7 @@ def score(
     closed_loop: bool = False,
     clips: int = 128,
     blocks: int = 4,
+    env: str = "tabletop",
     family: tuple[str, ...] = ("reach",),
     episodes: int = 100,
     seed: int = 1_000_000,
@@ -29,10 +30,11 @@ def score(
     Args:
         name: of the run, its start or a part of it; without one, the newest run
         root: folder of the runs
-        closed_loop: also play on the tabletop: success, latency, asynchronous execution, films of failures
+        closed_loop: also play: success, latency, asynchronous execution, films of failures
         clips: held-out episodes, half to choose a checkpoint by, half to report
         blocks: of the open-loop horizon, as far as episodes are long enough
-        family: of tasks to play, one or more
+        env: to play in: tabletop, pusht, metaworld:TASK or libero:SUITE/TASK, with the cameras and sizes of the robot
+        family: of tabletop tasks to play, one or more
         episodes: to play of each family
         seed: of the first episode; recordings use small ones
         executed: ticks of a chunk that are played before the next is asked for; all if not given
@@ -52,7 +54,7 @@ def score(
     check_numbers(4, clips=clips)
     check_numbers(1, blocks=blocks, episodes=episodes, executed=1 if executed is None else executed)
     check_numbers(0, seed=seed, videos=videos)
-    play = PlayOrder(tuple(family), episodes, seed, executed, videos) if closed_loop else None
+    play = PlayOrder(tuple(family), episodes, seed, executed, videos, env=env) if closed_loop else None
     run = find_run(root, name)
     found = score_run(run, ScoreOrder(clips, blocks, play, lpips, data))
     print(f"\n{score_text(run.folder)}\n\npage: {found['page'].resolve()}")

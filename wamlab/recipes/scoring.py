@@ -18,9 +18,10 @@ from wamlab.lab.records import Record, write_json
 from wamlab.lab.run import Run, read_evaluations
 from wamlab.lab.score_page import RESULT, rate_text, write_score_page
 from wamlab.recipes.build import Workbench
-from wamlab.recipes.episodes import PlayOrder, film_episodes, measure_one_robot, play_families
+from wamlab.recipes.environments import check_fit
+from wamlab.recipes.episodes import PlayOrder, film_episodes, measure_one_robot, play_tasks
+from wamlab.recipes.history import HistoryPolicy
 from wamlab.recipes.imagine import Rolled, roll
-from wamlab.recipes.look_ahead import PairedPolicy
 from wamlab.recipes.open_loop import HeldOutClips, copied, loss_intervals, read_clips
 from wamlab.recipes.policy import load_policy
 from wamlab.score.closed_loop import ClosedLoop, percentiles_ms
@@ -53,6 +54,8 @@ def score_run(run: Run, order: ScoreOrder, *, say: Say = print) -> Record:
     bench, num_ticks = policy.bench, policy.bench.recipe.window.actions_per_block
     if order.play is not None and (order.play.num_executed or 1) > num_ticks:
         raise InputError(f"--executed is {order.play.num_executed}: a chunk of {run.name} has {num_ticks} ticks")
+    for task in order.play.tasks if order.play is not None else ():
+        check_fit(policy, task)
     held_out = read_clips(bench, order.num_clips, order.num_blocks)
     if len(held_out.clips) < 4:
         raise InputError(f"{len(held_out.clips)} held-out episodes are too few to score on: hold out four or more")
@@ -73,7 +76,7 @@ def score_run(run: Run, order: ScoreOrder, *, say: Say = print) -> Record:
     return score | {"page": write_score_page(run.folder)}
 
 
-def load_scored(run: Run, data: Path | None = None, checkpoint: Path | None = None) -> PairedPolicy:
+def load_scored(run: Run, data: Path | None = None, checkpoint: Path | None = None) -> HistoryPolicy:
     """Load a run's policy beside its dataset; the recipe's ways to be fast do not matter here."""
     loaded = load_policy(run, checkpoint=checkpoint)
     recipe = loaded.bench.recipe
@@ -87,7 +90,7 @@ def load_scored(run: Run, data: Path | None = None, checkpoint: Path | None = No
         raise InputError(f"{recipe.data.root}, the dataset of {run.name}, is not there: say where with --data")
     bench = Workbench(recipe)
     vars(bench)["net"] = loaded.bench.net
-    return PairedPolicy(bench, loaded.normalizers)
+    return HistoryPolicy(bench, loaded.normalizers)
 
 
 def rate_checkpoints(run: Run, bench: Workbench, held_out: HeldOutClips) -> list[Record]:
@@ -166,14 +169,14 @@ def swing_of(evaluations: list[Record]) -> Record:
 
 
 def closed_loop(
-    run: Run, policy: PairedPolicy, order: PlayOrder, checkpoints: list[Record], chosen: str, folder: Path, say: Say
+    run: Run, policy: HistoryPolicy, order: PlayOrder, checkpoints: list[Record], chosen: str, folder: Path, say: Say
 ) -> Record:
     """Play synchronously, asynchronously and with the other stored checkpoints, all on the same episodes."""
     modes: Record = {}
-    played = play_families(policy, order)
+    played = play_tasks(policy, order)
     modes["synchronous"] = figures_of(played)
     say(f"synchronous: {rate_text(modes['synchronous']['success'])} succeed")
-    modes["asynchronous"] = figures_of(play_families(policy, order, is_asynchronous=True))
+    modes["asynchronous"] = figures_of(play_tasks(policy, order, is_asynchronous=True))
     say(f"asynchronous: {rate_text(modes['asynchronous']['success'])} succeed")
     found: Record = {"modes": modes, "latency": measure_one_robot(policy, order), "order": asdict(order)}
     found["films"] = film_episodes(policy, played, order, folder)
@@ -183,7 +186,7 @@ def closed_loop(
             success = modes["synchronous"]["success"]
         else:
             load_weights(run.checkpoints / checkpoint["name"], policy.bench.net, is_ema=True)
-            success = figures_of(play_families(policy, order))["success"]
+            success = figures_of(play_tasks(policy, order))["success"]
         by_checkpoint.append({"step": checkpoint["step"], **success})
     load_weights(run.checkpoints / chosen, policy.bench.net, is_ema=True)
     return found | {"by_checkpoint": by_checkpoint}

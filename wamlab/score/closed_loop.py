@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +14,8 @@ import numpy as np
 from wamlab.errors import InputError
 from wamlab.score.success import wilson_interval
 from wamlab.types import Env, Observation, Policy
+
+Films = Sequence[Mapping[str, np.ndarray]]  # a row each: camera -> [t h w 3]
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ def play_closed_loop(
 
     ``policy`` and ``ahead`` get the rows that still play, their seeds as sessions, and no finished one. With
     ``ahead`` execution is asynchronous: while a chunk plays it is asked, with what was seen as the chunk began, for
-    the chunk after it (``num_executed`` ticks). The environment's step must return infos with "num_ticks" [b] last.
+    the chunk after it (``num_executed`` ticks). The environment's step must return infos with "num_ticks" [b] last;
+    where they have "films", a film a row of what its last chunk showed, the policy gets them beside the newest frame.
     Raises InputError for chunks shorter than ``num_executed``.
     """
     if not len(seeds):
@@ -148,9 +151,10 @@ def _play_group(
     num_ticks, num_calls = np.zeros((2, env.num_envs), dtype=int)
     is_playing = (np.arange(env.num_envs) < len(group)) & ~env.is_done
     chunk: np.ndarray | None = None
+    films: Films = ()
     while is_playing.any():
         rows = np.flatnonzero(is_playing)
-        seen = observe_rows(raw, instructions, seeds, rows)
+        seen = observe_rows(raw, instructions, seeds, rows, films)
         if chunk is None or ahead is None:
             chunk = clock.waited(lambda seen=seen: _cut(clock.timed(policy, seen), num_executed))
             num_calls[rows] += 1
@@ -159,6 +163,7 @@ def _play_group(
         everyone = np.zeros((env.num_envs, *chunk.shape[1:]), np.float32)
         everyone[rows] = chunk
         raw, *_, infos = env.chunk_step(everyone)
+        films = infos.get("films", ())
         num_ticks[rows] += infos["num_ticks"][rows]
         is_playing &= ~env.is_done
         if following is not None:
@@ -171,13 +176,16 @@ def _play_group(
     ]
 
 
-def observe_rows(raw: Any, instructions: Sequence[str], sessions: np.ndarray, rows: np.ndarray) -> Observation:
-    """Turn some rows of an environment's batched observation into what a policy sees."""
+def observe_rows(
+    raw: Any, instructions: Sequence[str], sessions: np.ndarray, rows: np.ndarray, films: Films = ()
+) -> Observation:
+    """Turn some rows of an environment's batched observation, and of its films, into what a policy sees."""
     return Observation(
         frames={camera: views[rows] for camera, views in raw["pixels"].items()},
         state=np.asarray(raw["agent_pos"])[rows],
         instructions=[instructions[int(row)] for row in rows],
         session=sessions[rows],
+        films=[films[int(row)] for row in rows] if films else (),
     )
 
 

@@ -52,7 +52,10 @@ def wilson_interval(num_successes: int, num_trials: int, z: float = 1.96) -> tup
 
 
 def measure_success(env: Env, policy: Policy, seeds: Sequence[int]) -> SuccessRate:
-    """Play one episode a seed, as many at a time as the environment has places, until each has ended."""
+    """Play one episode a seed, as many at a time as the environment has places, until each has ended.
+
+    Where the infos of its steps have "films", a film a row of what the last chunk showed, the policy gets them too.
+    """
     episodes: list[EpisodeResult] = []
     latencies_s: list[float] = []
     for start in range(0, len(seeds), env.num_envs):
@@ -61,13 +64,15 @@ def measure_success(env: Env, policy: Policy, seeds: Sequence[int]) -> SuccessRa
         raw, _ = env.reset(seed=padded)
         instructions = list(env.instructions)
         num_chunks = np.zeros(env.num_envs, dtype=int)
+        films: Sequence[Mapping[str, np.ndarray]] = ()
         while not env.is_done.all():
             num_chunks += ~env.is_done
-            observation = observe(raw, instructions, session=np.arange(start, start + env.num_envs))
+            observation = observe(raw, instructions, np.arange(start, start + env.num_envs), films)
             start_s = time.perf_counter()
             actions = policy(observation)
             latencies_s.append(time.perf_counter() - start_s)
-            raw = env.chunk_step(actions)[0]
+            raw, *_, infos = env.chunk_step(actions)
+            films = infos.get("films", ())
         episodes += [
             EpisodeResult(seed, instructions[i], bool(env.is_success[i]), int(num_chunks[i]))
             for i, seed in enumerate(group)
@@ -77,6 +82,13 @@ def measure_success(env: Env, policy: Policy, seeds: Sequence[int]) -> SuccessRa
     return SuccessRate(len(episodes), num_successes, low, high, float(np.median(latencies_s)), tuple(episodes))
 
 
-def observe(raw: Mapping[str, Any], instructions: Sequence[str], session: np.ndarray) -> Observation:
+def observe(
+    raw: Mapping[str, Any],
+    instructions: Sequence[str],
+    session: np.ndarray,
+    films: Sequence[Mapping[str, np.ndarray]] = (),
+) -> Observation:
     """Turn an environment's batched observation into what a policy sees."""
-    return Observation(frames=raw["pixels"], state=raw["agent_pos"], instructions=instructions, session=session)
+    return Observation(
+        frames=raw["pixels"], state=raw["agent_pos"], instructions=instructions, session=session, films=films
+    )

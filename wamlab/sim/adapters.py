@@ -7,7 +7,7 @@ without a screen: set ``MUJOCO_GL=egl`` (or ``osmesa``) for the two that run on 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 from xml.etree import ElementTree
@@ -49,12 +49,24 @@ class Place(Protocol):
 
 
 class AdaptedVector:
-    """Environments of one simulator that play chunks; one that has ended is stepped and drawn no more."""
+    """Environments of one simulator that play chunks; one that has ended is stepped and drawn no more.
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    With ``has_films`` the infos of a chunk also have "films": for each place camera to [t h w 3], a frame a tick that
+    it executed. ``num_actions`` is how many numbers an action has, if that is known.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        *,
+        has_films: bool = False,
+        num_actions: int | None = None,
+        control_hz: float | int = 10.0,
+    ) -> None:
         if not places:
             raise InputError("a vector needs at least one environment")
         self.places, self.num_envs = list(places), len(places)
+        self.has_films, self.num_actions, self.control_hz = has_films, num_actions, control_hz
         self.is_success, self.is_done = np.zeros((2, self.num_envs), dtype=bool)
         self.is_done[:] = True  # no episode has begun
         self._num_ticks = np.zeros(self.num_envs, dtype=int)
@@ -84,22 +96,32 @@ class AdaptedVector:
         if np.ndim(actions) != 3 or len(actions) != self.num_envs:
             raise InputError(f"{self.num_envs} chunks of actions [b a j] are needed, got shape {np.shape(actions)}")
         executed = np.zeros(self.num_envs, dtype=int)
+        films: list[list[Seen]] = [[] for _ in self.places]
         for row in np.flatnonzero(~self.is_done).tolist():
             place = self.places[row]
             for action in actions[row]:
                 self._seen[row], self.is_success[row] = place.step(np.asarray(action, np.float32))
                 executed[row] += 1
+                if self.has_films:
+                    films[row].append(self._seen[row])
                 self._num_ticks[row] += 1
                 self.is_done[row] = self.is_success[row] or self._num_ticks[row] >= place.max_ticks
                 if self.is_done[row]:
                     break
-        infos = {"num_ticks": executed, "is_success": self.is_success.copy()}
+        infos: dict[str, Any] = {"num_ticks": executed, "is_success": self.is_success.copy()}
+        if self.has_films:
+            infos["films"] = [self._film(seen) for seen in films]
         return self._observation(), self.is_success.copy(), self.is_done.copy(), infos
 
     def close(self) -> None:
         """Free renderers now: at the interpreter's end they complain."""
         for place in self.places:
             place.close()
+
+    def _film(self, shown: Sequence[Seen]) -> dict[str, UInt8[np.ndarray, "t h w 3"]]:
+        """Join what a place has shown by camera; nothing where it has stood still."""
+        first = self._seen[0].frames
+        return {c: np.stack([seen.frames[c] for seen in shown]) if shown else first[c][None][:0] for c in first}
 
     def _observation(self) -> dict[str, Any]:
         cameras = self._seen[0].frames
@@ -113,6 +135,7 @@ class PushT:
     """gym-pusht: push a T onto its outline, with the absolute target in px (0..512) as action, 10 ticks a second."""
 
     instruction, max_ticks = "push the T-shaped block onto the T-shaped target", 300
+    num_actions, control_hz = 2, 10.0
 
     def __init__(self, task: str = "", size: int = 96) -> None:
         if task:
@@ -140,7 +163,7 @@ class PushT:
 class MetaWorld:
     """MetaWorld 3: one of 50 tasks of a Sawyer arm, with hand motion and grip in -1..1 as actions."""
 
-    max_ticks = 500
+    max_ticks, num_actions, control_hz = 500, 4, 80.0
     camera = "corner2"  # drawn upside down by the simulator
 
     def __init__(self, task: str = "reach-v3", size: int = 96) -> None:
@@ -175,7 +198,7 @@ class MetaWorld:
 class Libero:
     """LIBERO: a task "suite/number", such as "libero_spatial/0"; seven actions in -1..1, two cameras, 20 Hz."""
 
-    max_ticks = 300
+    max_ticks, num_actions, control_hz = 300, 7, 20.0
 
     def __init__(self, task: str = "libero_spatial/0", size: int = 96) -> None:
         benchmark = _import("libero", "libero.libero.benchmark")
@@ -213,18 +236,25 @@ class Libero:
         return Seen(frames, np.concatenate(parts).astype(np.float32))
 
 
-SIMULATORS: Mapping[str, Callable[..., Place]] = {"pusht": PushT, "metaworld": MetaWorld, "libero": Libero}
+SIMULATORS: Mapping[str, type[PushT] | type[MetaWorld] | type[Libero]] = {
+    "pusht": PushT,
+    "metaworld": MetaWorld,
+    "libero": Libero,
+}
 
 
-def make_adapted(simulator: str, task: str = "", num_envs: int = 1, *, size: int = 96) -> AdaptedVector:
+def make_adapted(
+    simulator: str, task: str = "", num_envs: int = 1, *, size: int = 96, has_films: bool = False
+) -> AdaptedVector:
     """Make environments of a simulator, each showing ``size`` px; the simulator's first task if none is named.
 
     Raises InputError for an unknown simulator or task, and with the install command for one that is not there.
     """
     if simulator not in SIMULATORS:
         raise InputError(f"there is no simulator {simulator!r}: give one of {', '.join(SIMULATORS)}")
-    named = (task,) if task else ()
-    return AdaptedVector([SIMULATORS[simulator](*named, size=size) for _ in range(num_envs)])
+    kind, named = SIMULATORS[simulator], (task,) if task else ()
+    places = [kind(*named, size=size) for _ in range(num_envs)]
+    return AdaptedVector(places, has_films=has_films, num_actions=kind.num_actions, control_hz=kind.control_hz)
 
 
 def without_shadows(model: Any) -> None:

@@ -29,6 +29,8 @@ class TabletopVector(gymnasium.vector.VectorEnv[dict[str, Any], np.ndarray, np.n
     by the next call, whose action it ignores (NEXT_STEP).
     """
 
+    num_actions, control_hz = NUM_ACTIONS, FPS
+
     def __init__(
         self,
         num_envs: int,
@@ -43,6 +45,7 @@ class TabletopVector(gymnasium.vector.VectorEnv[dict[str, Any], np.ndarray, np.n
         latency_ticks: int = 0,
         reward: str = "sparse",
         supersample: int = 2,
+        has_films: bool = False,
     ):
         if num_envs < 1:
             raise InputError(f"a vector needs at least one environment, got num_envs={num_envs}")
@@ -52,6 +55,7 @@ class TabletopVector(gymnasium.vector.VectorEnv[dict[str, Any], np.ndarray, np.n
         for names in zip(self.families, self.splits, strict=True):
             check_names(*names)
         self.config = TableConfig(size, tuple(cameras), control, action_noise, latency_ticks, reward, supersample)
+        self.has_films = has_films
         self.autoreset_mode = autoreset_mode
         self.metadata = {
             "render_modes": ["rgb_array"], "render_fps": int(FPS), "autoreset_mode": autoreset_mode
@@ -110,7 +114,8 @@ class TabletopVector(gymnasium.vector.VectorEnv[dict[str, Any], np.ndarray, np.n
 
         Returns the last observation, rewards [N, K] (0 after the end), terminated [N], truncated [N] and
         infos, with ``num_ticks`` [N] executed. ``draw="none"`` leaves the pictures out of the observation
-        (not out of final_obs); ``"all"`` adds ``infos["pixels"]``, camera to [N, K, h, w, 3].
+        (not out of final_obs); ``"all"`` adds ``infos["pixels"]``, camera to [N, K, h, w, 3]. A vector with
+        ``has_films`` draws every executed tick: ``infos["films"]`` has for each table camera to [t, h, w, 3].
         """
         tables = self._placed()
         if draw not in DRAW:
@@ -123,7 +128,8 @@ class TabletopVector(gymnasium.vector.VectorEnv[dict[str, Any], np.ndarray, np.n
         if self.autoreset_mode == AutoresetMode.NEXT_STEP:
             self._renew(np.flatnonzero(was_done))
         rewards, executed = np.zeros((self.num_envs, num_ticks)), np.zeros(self.num_envs, dtype=np.int64)
-        films: list[dict[str, np.ndarray]] = []
+        drawn: list[dict[str, np.ndarray]] = []
+        films: list[list[dict[str, np.ndarray]]] = [[] for _ in range(self.num_envs)]
         is_idle = was_done.copy()  # frozen, or reset just now
         for k in range(num_ticks):
             rows = np.flatnonzero(~is_idle & ~self.is_done)
@@ -131,12 +137,16 @@ class TabletopVector(gymnasium.vector.VectorEnv[dict[str, Any], np.ndarray, np.n
                 tables.run(actions[:, k], rows)
                 rewards[rows, k] = tables.rewards()[rows]
                 executed[rows] += 1
+            for row in rows.tolist() if self.has_films else ():
+                films[row].append(self._paint(row))
             if draw == "all":
-                films.append(self._pixels())
+                drawn.append(self._pixels())
         terminated, truncated = tables.is_terminated, tables.is_truncated
         infos = self._infos() | {"num_ticks": executed}
-        if films:
-            infos["pixels"] = {camera: np.stack([film[camera] for film in films], axis=1) for camera in films[0]}
+        if drawn:
+            infos["pixels"] = {camera: np.stack([seen[camera] for seen in drawn], axis=1) for camera in drawn[0]}
+        if self.has_films:
+            infos["films"] = [self._film(frames) for frames in films]
         if self.autoreset_mode == AutoresetMode.SAME_STEP and self.is_done.any():
             done = self.is_done
             final = infos.copy()
@@ -225,20 +235,25 @@ class TabletopVector(gymnasium.vector.VectorEnv[dict[str, Any], np.ndarray, np.n
         for row in rows.tolist():
             self._place(row, self._draw(row, None))
 
+    def _paint(self, row: int) -> dict[str, np.ndarray]:
+        return {camera: self._placed().paint(row, camera) for camera in self.config.cameras}
+
     def _pixels(self) -> dict[str, np.ndarray]:
-        tables = self._placed()
-        return {
-            camera: np.stack([tables.paint(row, camera) for row in range(self.num_envs)])
-            for camera in self.config.cameras
-        }
+        seen = [self._paint(row) for row in range(self.num_envs)]
+        return {camera: np.stack([frames[camera] for frames in seen]) for camera in self.config.cameras}
+
+    def _film(self, frames: Sequence[Mapping[str, np.ndarray]]) -> dict[str, UInt8[np.ndarray, "t h w 3"]]:
+        """Join a table's frames by camera; none where it has stood still."""
+        empty = np.empty((0, *self.config.shape, 3), np.uint8)
+        return {c: np.stack([seen[c] for seen in frames]) if frames else empty for c in self.config.cameras}
 
     def _final_observations(self, is_done: np.ndarray) -> np.ndarray:
-        tables, agent_pos = self._placed(), self._placed().agent_pos()
+        agent_pos = self._placed().agent_pos()
         finals = np.full(self.num_envs, None, dtype=object)
         for row in np.flatnonzero(is_done).tolist():
             finals[row] = {"agent_pos": agent_pos[row]}
             if self.config.cameras:
-                finals[row]["pixels"] = {camera: tables.paint(row, camera) for camera in self.config.cameras}
+                finals[row]["pixels"] = self._paint(row)
         return finals
 
     def _infos(self) -> dict[str, Any]:
