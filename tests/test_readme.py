@@ -96,6 +96,9 @@ PARSED = {  # and why they are not run
     "wamlab rl rl_tabletop_grpo --start long": "minutes; tests/test_rl_recipe.py post-trains",
     "wamlab rl rl_tabletop_grpo --start long --is-exact": "minutes; tests/test_rl_crash.py kills and goes on",
     "wamlab rl rl_tabletop_grpo --resume --is-exact": "minutes; tests/test_rl_crash.py kills and goes on",
+    "wamlab score arm --closed-loop --env metaworld:reach-v3": (
+        "needs the simulator and a run of its robot; tests/test_environments.py scores one on PushT"
+    ),
     "wamlab parity a1,a2,a3 b1,b2,b3": "needs six trained runs; tests/test_parity.py compares some",
     "wamlab train droid_5b_lora_1gpu --robot-file my_robot.toml --data.root datasets/mine": "needs a GPU and weights",
     "wamlab weights inspect weights/DreamZero-DROID": "needs published weights; tests/test_weights.py makes small ones",
