@@ -11,7 +11,7 @@ import pytest
 
 from wamlab.errors import InputError
 from wamlab.score.closed_loop import play_closed_loop
-from wamlab.sim.adapters import INSTALL, SIMULATORS, AdaptedVector, Seen, make_adapted, xml_without_shadows
+from wamlab.sim.adapters import INSTALL, SIMULATORS, AdaptedVector, Seen, axis_angle, make_adapted, xml_without_shadows
 from wamlab.types import Env
 
 MODULES = {"pusht": "gym_pusht", "metaworld": "metaworld", "libero": "libero"}
@@ -78,6 +78,17 @@ def test_closed_loop_plays_adapted_places_too() -> None:
         (True, 4, 2),
         (False, 6, 2),
     ]
+
+
+def test_rotations_become_axis_times_angle() -> None:
+    half = np.sqrt(0.5)
+    for quaternion, wanted in (
+        ((0, 0, 0, 1), (0, 0, 0)),
+        ((0, 0, half, half), (0, 0, np.pi / 2)),
+        ((1, 0, 0, 0), (np.pi, 0, 0)),
+        ((0, half, 0, -half), (0, 1.5 * np.pi, 0)),  # as published states have it: not the shorter way round
+    ):
+        np.testing.assert_allclose(axis_angle(np.array(quaternion, np.float64)), wanted, atol=1e-12)
 
 
 def test_scenes_lose_their_shadows_and_nothing_else() -> None:

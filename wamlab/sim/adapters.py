@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from xml.etree import ElementTree
 
 import numpy as np
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32, Float64, UInt8
 
 from wamlab.errors import InputError
 
@@ -22,6 +22,9 @@ INSTALL = {
     "metaworld": "pip install 'wamlab[metaworld]'",
     "libero": "pip install 'wamlab[libero]'",
 }
+LIBERO_TICKS = {  # of an episode, as published evaluations allow (OpenVLA, openpi)
+    "libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -196,9 +199,14 @@ class MetaWorld:
 
 
 class Libero:
-    """LIBERO: a task "suite/number", such as "libero_spatial/0"; seven actions in -1..1, two cameras, 20 Hz."""
+    """LIBERO: a task "suite/number", such as "libero_spatial/0"; seven actions in -1..1, two cameras, 20 Hz.
 
-    max_ticks, num_actions, control_hz = 300, 7, 20.0
+    It shows what the published datasets of it do (robot file ``libero``): both views turned by half, and as state the
+    hand's place, its rotation as axis times angle and two fingers.
+    """
+
+    num_actions, control_hz = 7, 20.0
+    idle, num_settling = np.array([0, 0, 0, 0, 0, 0, -1], np.float32), 10  # ticks in which objects fall onto the table
 
     def __init__(self, task: str = "libero_spatial/0", size: int = 96) -> None:
         benchmark = _import("libero", "libero.libero.benchmark")
@@ -210,6 +218,7 @@ class Libero:
         tasks = suites[suite]()
         if int(number) >= tasks.n_tasks:
             raise InputError(f"{suite} has tasks 0 to {tasks.n_tasks - 1}, not {number}")
+        self.max_ticks = LIBERO_TICKS.get(suite, 300)
         self.instruction = tasks.get_task(int(number)).language
         self.starts = tasks.get_task_init_states(int(number))
         self.env = envs.OffScreenRenderEnv(
@@ -220,7 +229,10 @@ class Libero:
     def reset(self, seed: int) -> Seen:
         self.env.seed(seed)
         self.env.reset()
-        return self._seen(self.env.set_init_state(self.starts[seed % len(self.starts)]))
+        seen = self.env.set_init_state(self.starts[seed % len(self.starts)])
+        for _ in range(self.num_settling):
+            seen, *_ = self.env.step(self.idle)
+        return self._seen(seen)
 
     def step(self, action: np.ndarray) -> tuple[Seen, bool]:
         seen, *_ = self.env.step(np.clip(action[:7], -1, 1))
@@ -230,17 +242,21 @@ class Libero:
         self.env.close()
 
     def _seen(self, seen: Mapping[str, Any]) -> Seen:
-        cameras = {"agentview": "agentview_image", "wrist": "robot0_eye_in_hand_image"}
-        frames = {name: np.ascontiguousarray(seen[key][::-1]).astype(np.uint8) for name, key in cameras.items()}
-        parts = [seen["robot0_eef_pos"], seen["robot0_eef_quat"], seen["robot0_gripper_qpos"]]
+        cameras = {"image": "agentview_image", "wrist_image": "robot0_eye_in_hand_image"}
+        frames = {name: np.ascontiguousarray(seen[key][::-1, ::-1]).astype(np.uint8) for name, key in cameras.items()}
+        parts = [seen["robot0_eef_pos"], axis_angle(seen["robot0_eef_quat"]), seen["robot0_gripper_qpos"]]
         return Seen(frames, np.concatenate(parts).astype(np.float32))
 
 
-SIMULATORS: Mapping[str, type[PushT] | type[MetaWorld] | type[Libero]] = {
-    "pusht": PushT,
-    "metaworld": MetaWorld,
-    "libero": Libero,
-}
+def axis_angle(quaternion: np.ndarray) -> Float64[np.ndarray, 3]:
+    """Return a rotation's axis times its angle in rad, 0 to 2 pi, of a unit quaternion (x, y, z, w)."""
+    *axis, w = np.asarray(quaternion, np.float64)
+    length = np.linalg.norm(axis)
+    return np.array(axis) * (2 * np.arctan2(length, w) / length if length > 1e-9 else 2.0)
+
+
+Simulator = type[PushT] | type[MetaWorld] | type[Libero]
+SIMULATORS: Mapping[str, Simulator] = {"pusht": PushT, "metaworld": MetaWorld, "libero": Libero}
 
 
 def make_adapted(
