@@ -70,7 +70,7 @@ SLOW = {  # with WAMLAB_ALL_COMMANDS=1 only
     "wamlab train tiny --features.num-variants 4 --robot.has-color-jitter --features.mode cached": (
         SHORT + " --features.num-variants 1"
     ),
-    "wamlab score long --closed-loop": "--clips 2 --episodes 2 --videos 0",
+    "wamlab score long --closed-loop": "--clips 4 --episodes 2 --videos 0",
 }
 PARSED = {  # and why they are not run
     "wamlab serve --port 8000": "serves until it is stopped; tests/test_serve_run.py does it",
@@ -130,12 +130,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / "my_robot.toml").write_text(block.text)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert cli.main(["data", "make", "datasets/mine", "--episodes", "4", "--version", "v2.1"]) == 0
+        assert cli.main(["data", "make", "datasets/mine", "--episodes", "8", "--version", "v2.1"]) == 0
         for name in ("yours", "tabletop"):
             shutil.copytree("datasets/mine", f"datasets/{name}")
         shutil.copy(ROOT / "wamlab/data/robots/tabletop.toml", "mine.toml")
         shutil.copy("mine.toml", "yours.toml")
-        words = shlex.split(f"train tiny --name long --model.layers 1 {SHORT} --train.num-steps 1")
+        words = shlex.split(
+            f"train tiny --name long --model.layers 1 {SHORT} --train.num-steps 1 --data.held-out-fraction 0.5"
+        )
         assert cli.main(words) == 0
         (run,) = Path("runs").iterdir()
         for name in ("tiny-a", "tiny-b"):
