@@ -32,7 +32,7 @@ from wamlab.rl.update import FinishedGroup, check_ratios, joined
 from wamlab.score.success import wilson_interval
 from wamlab.sim.vector import TabletopVector
 from wamlab.train import step_generator
-from wamlab.types import LossTerms, Samples
+from wamlab.types import Env, LossTerms, Samples
 
 
 @dataclass
@@ -80,7 +80,7 @@ class RlBench:
         steps = self.recipe.explore.steps or None
         return ChainPolicy(self.start.bench, self.start.normalizers, self.sde(noise_scale), steps=steps)
 
-    def make_env(self, task: str) -> TabletopVector:
+    def make_env(self, task: str) -> Env:
         """Return one table of a task, "family split", as the policy's robot sees it."""
         robot = self.start.bench.recipe.robot
         return TabletopVector(
@@ -104,10 +104,14 @@ class RlBench:
             groups.append(Group(index, f"{family} {split}", first_seed + index, cap=-(-most_ticks // num_ticks)))
         return groups
 
+    def played_groups(self, iteration: int) -> list[Group]:
+        """Return what an iteration plays."""
+        return self.groups(self.recipe.num_groups, self.recipe.first_seed + iteration * self.recipe.num_groups)
+
     def play(self, iteration: int, store: TieredStore | None = None) -> Rollout:
         """Play an iteration, counted from 0, by the weights as they are; go on from what ``store`` has of it."""
         recipe, policy = self.recipe, self.policy(self.recipe.explore.noise_scale)
-        groups = self.groups(recipe.num_groups, recipe.first_seed + iteration * recipe.num_groups)
+        groups = self.played_groups(iteration)
         setting = Setting(
             recipe.train.seed, iteration, iteration, policy.sampler,
             is_exact=recipe.is_exact, is_batch_chosen=recipe.is_batch_chosen,

@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from wamlab.errors import InputError, check_range
 from wamlab.recipes.rl_examples import RewardConfig
@@ -17,6 +18,8 @@ from wamlab.sim.scene import SPLITS
 from wamlab.train import TrainConfig
 
 OBJECTIVES = ("grpo", "nft")
+ENVS = ("tabletop", "imagined")
+JUDGES = ("head", "goal")
 LEVELS = ("sampler", "training")
 
 
@@ -44,11 +47,37 @@ class RlEvaluation:
 
 
 @dataclass(frozen=True)
+class ImagineConfig:
+    """Where and how imagined episodes are played; only with ``env`` "imagined"."""
+
+    data: Path | None = None  # recordings that keyframes, endings and the world's lessons come from; None: the start's
+    judge: str = "head"  # of success: a small head learnt from recorded ends, or likeness to the "goal", the end itself
+    threshold: float = 0.9  # score from which on an episode has succeeded
+    max_chunks: int = 10  # of an episode
+    keyframe_until: float = 0.5  # episodes begin within this share of a recording; 0 at its start
+    num_world_steps: int = 800  # that teach the world to follow given actions; 0 takes the network as it is
+    num_sampler_steps: int = 2  # of a predicted block
+    num_head_episodes: int = 1500  # recordings that the head learns from
+    num_head_steps: int = 600
+
+    def __post_init__(self) -> None:
+        check_range("imagine", self, 1, math.inf, "max_chunks", "num_sampler_steps", "num_head_steps")
+        check_range("imagine", self, 2, math.inf, "num_head_episodes")
+        check_range("imagine", self, 0, math.inf, "num_world_steps")
+        check_range("imagine", self, 0, 0.99, "keyframe_until")
+        check_range("imagine", self, 0.01, 1, "threshold")
+        if self.judge not in JUDGES:
+            raise InputError(f'imagine.judge is "{self.judge}": give one of {", ".join(JUDGES)}')
+
+
+@dataclass(frozen=True)
 class RlRecipe:
     """Post-training of a run's policy on the tabletop, strictly on-policy: every update learns from its own weights."""
 
     name: str
     objective: str = "grpo"  # a clipped policy gradient, or "nft": DiffusionNFT
+    env: str = "tabletop"  # where episodes are played; "imagined": in the world model. Success is measured on tables
+    imagine: ImagineConfig = field(default_factory=ImagineConfig)
     family: str = "reach"  # of tasks
     splits: tuple[str, ...] = ("seen",)  # of scenes, in turns; others than recordings show are there to be adapted to
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -64,7 +93,7 @@ class RlRecipe:
     num_draws: int = 1  # of noise for each chunk, with nft
     play: PlayConfig = field(default_factory=PlayConfig)
     is_stored: bool = True  # keep on disk what is played until a checkpoint has learnt from it: kills lose little
-    is_batch_chosen: bool = True  # plan for as many episodes in one call as measured calls say is fastest
+    is_batch_chosen: bool = False  # plan for as many episodes a call as clocks say is fastest: last bits then vary
     is_streamed: bool = True  # learn from groups as they finish; False waits for all and then cuts them as one batch
     is_exact: bool = False  # plan one episode at a time: bit for bit the same after a kill, else but for rounding
     train: TrainConfig = field(default_factory=TrainConfig)  # its steps are updates
@@ -74,7 +103,7 @@ class RlRecipe:
     def __post_init__(self) -> None:
         check_range("rl", self, 1, math.inf, "num_groups", "num_epochs", "num_draws", "num_sampler_steps")
         check_range("rl", self, 1, math.inf, "checkpoint_every")
-        for name, known in {"objective": OBJECTIVES, "nft_levels": LEVELS}.items():
+        for name, known in {"env": ENVS, "objective": OBJECTIVES, "nft_levels": LEVELS}.items():
             if getattr(self, name) not in known:
                 raise InputError(f'{name} is "{getattr(self, name)}": give one of {", ".join(known)}')
         if not self.splits or not set(self.splits) <= set(SPLITS):

@@ -17,6 +17,7 @@ from wamlab.recipes.fit import normalizers_name
 from wamlab.recipes.policy import load_policy
 from wamlab.recipes.rl import RlBench
 from wamlab.recipes.rl_config import RlRecipe
+from wamlab.recipes.rl_imagined import ImaginedBench, with_recordings
 from wamlab.recipes.rl_progress import RolloutProgress
 from wamlab.rl.stream import StreamedGroups
 from wamlab.rl.update import joined
@@ -42,7 +43,10 @@ ROLLOUT = "rollout"  # folder in the run's, of what no checkpoint has learnt fro
 def open_bench(recipe: RlRecipe, start: Run) -> RlBench:
     """Load the policy that post-training starts from: a run's newest weights, averaged ones first."""
     policy = load_policy(start, num_sampler_steps=recipe.num_sampler_steps)
-    return RlBench(recipe, policy)
+    if recipe.env == "tabletop":
+        return RlBench(recipe, policy)
+    with_recordings(policy.bench, recipe.imagine.data)
+    return ImaginedBench(recipe, policy)
 
 
 def start_rl(bench: RlBench, start: Run, root: Path | str = "runs", *, is_resumed: bool = False) -> Run:
@@ -65,6 +69,8 @@ def start_rl(bench: RlBench, start: Run, root: Path | str = "runs", *, is_resume
     config = replace(network, name=recipe.name)
     run = create_run(root, recipe.name, config, fingerprints={"start": start.name}, is_resumed=is_resumed)
     write_json(run.folder / RL_FILE, stated)
+    if isinstance(bench, ImaginedBench):
+        bench.folder = run.folder
     write_json(run.folder / normalizers_name(0), bench.start.normalizers.to_dict())
     return run
 

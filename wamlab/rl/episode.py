@@ -27,6 +27,33 @@ class Restorable(Protocol):
     def observe(self) -> Mapping[str, Any]: ...
 
 
+@runtime_checkable
+class Joint(Protocol):
+    """An environment that steps in one call with others that share the same, e.g. a world model."""
+
+    shared: Any
+
+    def chunk_steps(self, envs: Sequence[Any], actions: Sequence[np.ndarray], /) -> Sequence[tuple[Any, ...]]: ...
+
+
+def step_each(
+    episodes: Sequence[Episode], actions: Sequence[Float[np.ndarray, "a j"]], *, is_joint: bool
+) -> list[tuple[Any, ...]]:
+    """Step the environments of some episodes; those that can go together do, if that is wanted."""
+    found: list[tuple[Any, ...]] = [()] * len(episodes)
+    together: dict[int, list[int]] = {}
+    for place, (episode, chunk) in enumerate(zip(episodes, actions, strict=True)):
+        if is_joint and isinstance(episode.env, Joint):
+            together.setdefault(id(episode.env.shared), []).append(place)
+        else:
+            found[place] = episode.env.chunk_step(chunk[None])
+    for places in together.values():
+        envs: list[Any] = [episodes[place].env for place in places]
+        for place, result in zip(places, envs[0].chunk_steps(envs, [actions[p][None] for p in places]), strict=True):
+            found[place] = result
+    return found
+
+
 class Episode:
     """An episode that is being played; what it has played since its last segment waits for ``cut``."""
 
@@ -54,14 +81,14 @@ class Episode:
     def key(self) -> tuple[int, int]:
         return self.group.number, self.member
 
-    def execute(self, actions: Float[np.ndarray, "a j"], kept: Arrays, memory: Arrays) -> None:
-        """Play one chunk, and note what was seen before it, done and got."""
+    def note(self, actions: Float[np.ndarray, "a j"], kept: Arrays, memory: Arrays, result: tuple[Any, ...]) -> None:
+        """Note what was seen before a chunk, and what its environment's ``chunk_step`` returned."""
         if taken := set(kept).intersection(OWN_COLUMNS):
             raise InputError(f"a policy keeps {sorted(taken)}: choose other names than {', '.join(OWN_COLUMNS)}")
         row = {"state": np.asarray(self.seen["agent_pos"])[0]}
         if self.setting.has_frames:
             row |= {f"frames.{camera}": frames[0] for camera, frames in self.seen["pixels"].items()}
-        self.seen, rewards, *_, infos = self.env.chunk_step(actions[None])
+        self.seen, rewards, *_, infos = result
         num_ticks = int(infos["num_ticks"][0])
         self._rows.append({**row, **kept, "actions": actions, "rewards": rewards[0], "num_ticks": np.int64(num_ticks)})  # pyright: ignore[reportArgumentType]
         self.memory = memory
@@ -69,6 +96,10 @@ class Episode:
         self.num_ticks += num_ticks
         self.is_success = bool(self.env.is_success[0])
         self.is_done = bool(self.env.is_done[0]) or self.num_chunks >= self.group.cap
+
+    def execute(self, actions: Float[np.ndarray, "a j"], kept: Arrays, memory: Arrays) -> None:
+        """Play one chunk alone."""
+        self.note(actions, kept, memory, self.env.chunk_step(actions[None]))
 
     def cut(self) -> Segment:
         """Return the segment played since the last cut: its own chunks, and where the episode stands after them."""

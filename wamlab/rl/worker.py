@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 
 from wamlab.rl.batch_curve import BatchCurve
-from wamlab.rl.episode import Episode, MakeEnv, plan_next
+from wamlab.rl.episode import Episode, MakeEnv, plan_next, step_each
 from wamlab.rl.jobs import JobKey, Order
 from wamlab.rl.segments import Act, Arrays, Group, Segment, Setting
 from wamlab.types import Env
@@ -112,13 +112,17 @@ class Worker:
         plans = [plan for batch in self._batches(places) for plan in self._planned([p.episode for p in batch])]
         policy_s = time.perf_counter() - start_s
         ended, finished, num_chunks, played_s = [], [], 0, policy_s + self._begun_s
+        before_s = time.perf_counter()
+        live = [
+            (place.episode, plan[0]) for place, plan in zip(places, plans, strict=True) if not place.episode.is_done
+        ]
+        results = iter(step_each(*zip(*live, strict=True), is_joint=not self.setting.is_exact) if live else ())
+        played_s += time.perf_counter() - before_s
         for place, plan in zip(places, plans, strict=True):
             episode = place.episode
             place.num_rounds += 1
             if not episode.is_done:
-                before_s = time.perf_counter()
-                episode.execute(*plan)
-                played_s += time.perf_counter() - before_s
+                episode.note(*plan, next(results))
                 num_chunks += 1
                 if episode.is_done:
                     finished.append(episode.key)
