@@ -68,7 +68,11 @@ def damaged(draw: st.DrawFn, document: Any) -> Any:
         places = places_of(whole)
         place = draw(st.sampled_from(places))
         kind = draw(st.sampled_from(("replace", "replace", "replace", "delete", "add", "rename", "copy", "repeat")))
-        value = copy.deepcopy(value_at(whole, draw(st.sampled_from(places)))) if kind == "copy" else draw(ODD)
+        value = (
+            copy.deepcopy(value_at(whole, draw(st.sampled_from(places))))
+            if kind == "copy"
+            else copy.deepcopy(draw(ODD))
+        )
         if kind == "add":
             holder = value_at(whole, place)
             if isinstance(holder, dict):

@@ -69,6 +69,11 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     """Return the step of a checkpoint, whether it has an average, and the frozen base its adapters belong to."""
     try:
         state = json.loads((checkpoint / "state.json").read_text())
-        return {"step": int(state["step"]), "has_ema": bool(state["has_ema"]), "base": state.get("base")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        step, has_ema, base = state["step"], state["has_ema"], state.get("base")
+        if type(step) is not int or not 0 <= step < 2**53 or type(has_ema) is not bool:
+            raise ValueError("its step or has_ema is of another kind")
+        if not isinstance(base, str | None):
+            raise ValueError("its base is no fingerprint")
+        return {"step": step, "has_ema": has_ema, "base": base}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{checkpoint / 'state.json'} cannot be read ({error!r}): delete {checkpoint}") from error

@@ -12,8 +12,9 @@ from jaxtyping import Bool, Float32, Float64, Num
 from wamlab.data.lerobot import RobotDataset
 from wamlab.data.relative_stats import read_relative_stats
 from wamlab.data.robot import RobotConfig, column_parts, stored_dim
-from wamlab.errors import InputError
+from wamlab.errors import InputError, explained_damage
 
+MAX_DIM, MAX_VALUE = 4096, 1e30  # of a robot; float32 ends at 3e38
 MAX_MEASURED_ROWS = 100_000  # relative actions start from at most about so many rows: 77 MB at 24 x 8 floats
 
 
@@ -107,16 +108,25 @@ class Normalizers:
 
 def normalizers_from_dict(values: dict[str, Any], *, where: str = "the normalisers") -> Normalizers:
     """Return the normalisers that ``to_dict`` described; InputError, which says ``where``, for what it never wrote."""
-    try:
-        return Normalizers(
+    with explained_damage(where):
+        found = Normalizers(
             action=_scale_from_dict(values["action"]),
             state=_scale_from_dict(values["state"]),
-            relative_dims=tuple(map(int, values["relative_dims"])),
-            max_action_dim=int(values["max_action_dim"]),
-            max_state_dim=int(values["max_state_dim"]),
+            relative_dims=tuple(_whole(dim) for dim in values["relative_dims"]),
+            max_action_dim=_whole(values["max_action_dim"]),
+            max_state_dim=_whole(values["max_state_dim"]),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{where} is damaged ({type(error).__name__}: {error}): restore it from a copy") from error
+        if found.num_actions > found.max_action_dim or found.num_states > found.max_state_dim:
+            raise ValueError("a robot has more numbers than the network")
+        if any(dim >= min(found.num_actions, found.num_states) for dim in found.relative_dims):
+            raise ValueError(f"relative_dims are {found.relative_dims}")
+        return found
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_DIM:
+        raise ValueError(f"{str(value)[:40]} is no whole number from 0 to {MAX_DIM}")
+    return value
 
 
 def to_relative(
@@ -252,7 +262,10 @@ def _scale_to_dict(scale: Scale) -> dict[str, Any]:
 
 
 def _scale_from_dict(values: dict[str, Any]) -> Scale:
+    kind = {"Quantiles": Quantiles, "Spread": Spread}[values["kind"]]
     numbers = {name: np.array(values[name], np.float64) for name in values if name != "kind"}
     if len({array.shape for array in numbers.values()}) > 1 or any(array.ndim != 1 for array in numbers.values()):
         raise ValueError(f"{', '.join(numbers)} have other lengths than one another")
-    return {"Quantiles": Quantiles, "Spread": Spread}[values["kind"]](**numbers)
+    if not all((np.abs(array) < MAX_VALUE).all() for array in numbers.values()):
+        raise ValueError(f"{', '.join(numbers)} hold what is no number")
+    return kind(**numbers)

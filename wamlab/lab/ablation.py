@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from wamlab.errors import explained_damage
 from wamlab.lab.colors import LIGHT, part_color
 from wamlab.lab.plots import ordered_parts, part_label
 from wamlab.lab.records import read_json, write_whole
@@ -19,8 +20,38 @@ Result = Mapping[str, Any]
 
 
 def read_ablation(folder: Path | str) -> Result:
-    """Read an ablation's result as far as it has come."""
-    return read_json(Path(folder) / RESULT)
+    """Read an ablation's result as far as it has come; InputError where it says what no ablation writes."""
+    path = Path(folder) / RESULT
+    result = read_json(path)
+    with explained_damage(path, "restore it from a copy, or measure in another folder"):
+        _check(result)
+    return result
+
+
+def _check(result: Result) -> None:
+    """Raise an error where a turn lacks what the tables and figures need."""
+    if not all(isinstance(name, str) for name in [*result["tricks"], *result.get("quality", {}).values()]):
+        raise TypeError("a trick or a verdict is no text")
+    if not isinstance(result["tricks"], list) or not result["tricks"]:
+        raise ValueError("there is no trick")
+    for turns in result["turns"].values():
+        if not isinstance(turns, list):
+            raise TypeError("the turns of a variant are no list")
+        for turn in turns:
+            for name in ("step_s", "cpu_s", "num_samples", "num_processes", "memory_gib", "warmup_s"):
+                _check_number(turn[name], name, least=0.0 if name in ("memory_gib", "warmup_s") else 1e-12)
+            for name, value in turn["split_s"].items():
+                _check_number(value, name, least=0.0)
+            for loss in turn["losses"]:
+                if loss is not None:  # one that was no number
+                    _check_number(loss, "losses", least=1e-12)
+            if turn["used"]["mfu"] is not None:
+                _check_number(turn["used"]["mfu"], "mfu", least=0.0)
+
+
+def _check_number(value: Any, name: str, *, least: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 1e15:
+        raise ValueError(f"{name} is {str(value)[:40]}")
 
 
 def ratios(result: Result, slow: str, fast: str, measure: str = "step_s") -> list[float]:
@@ -36,15 +67,17 @@ def median_of(result: Result, variant: str, measure: str) -> float | None:
 
 
 def loss_difference(result: Result, variant: str) -> float | None:
-    """Return the largest relative difference of a step's loss from the official baseline's, over all turns."""
+    """Return the largest relative difference of a step's loss from the official baseline's, over all turns.
+
+    It is without limit where a loss was no number.
+    """
     wanted = result["turns"].get(OFFICIAL)
     if not wanted:
         return None
     base = wanted[0]["losses"]
     turns = result["turns"].get(variant, ())
-    return max(
-        (abs(own / loss - 1) for turn in turns for own, loss in zip(turn["losses"], base, strict=False)), default=None
-    )
+    pairs = [pair for turn in turns for pair in zip(turn["losses"], base, strict=False)]
+    return max((float("inf") if None in pair else abs(pair[0] / pair[1] - 1) for pair in pairs), default=None)
 
 
 def rows(result: Result) -> list[dict[str, Any]]:
@@ -159,9 +192,10 @@ def _styled(figure: Any, title: str, axis: str, *, is_horizontal: bool = False) 
 def write_figures(folder: Path | str) -> Path:
     """Write a page with the table and both figures that needs nothing else, and return its path."""
     result = read_ablation(folder)
-    environment = result["environment"]
-    devices = environment["gpus"] or [environment["cpu"]]
-    hardware = ", ".join(str(device["name"]) for device in devices)
+    with explained_damage(Path(folder) / RESULT):
+        environment = result["environment"]
+        devices = environment["gpus"] or [environment["cpu"]]
+        hardware = ", ".join(str(device["name"]) for device in devices)
     parts = [
         "<!doctype html><meta charset='utf-8'><title>ablation</title>",
         "<style>body{font:14px system-ui;max-width:1180px;margin:24px auto}td,th{padding:3px 6px}</style>",

@@ -70,7 +70,7 @@ class Columns:
 def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
     """Pick what is drawn from a step record; time that no part claims becomes ``split/other``."""
     numbers = {name: float(record[name]) for name in ("step", STEP_TIME, *CURVES) if record.get(name) is not None}
-    parts = {name: float(s) for name, s in record.get("split_s", {}).items() if s is not None}
+    parts = {name: float(s) for name, s in (record.get("split_s") or {}).items() if s is not None}
     numbers |= {SPLIT + name: seconds for name, seconds in parts.items()}
     if parts and record.get("step_s") is not None:
         numbers[SPLIT + "other"] = max(0.0, record["step_s"] - sum(parts.values()))

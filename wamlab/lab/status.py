@@ -47,6 +47,7 @@ def read_status(folder: Path) -> Record:
     if odd:
         told = str(status[odd[0]])[:40] if odd[0] in status else "missing"
         raise InputError(f"{path} is damaged, its {odd[0]} is {told}: restore it from a copy")
+    status = dict.fromkeys(OPTIONAL) | status
     if status["state"] == "running" and is_gone(status):
         status |= {"state": "lost", "error": f"its process {status['pid']} ended without a word"}
     return status

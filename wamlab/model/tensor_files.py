@@ -100,7 +100,7 @@ def _read_sharded(path: Path) -> Index:
         files = dict(json.loads(path.read_text())["weight_map"])
         if not all(isinstance(file, str) and Path(file).name == file for file in files.values()):
             raise ValueError("a shard's name is no plain file name")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as an index of shards ({error!r}): get it again") from error
     entries: dict[str, Entry] = {}
     metadata: dict[str, str] = {}
@@ -136,7 +136,7 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
         raise
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}): check the path") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} is no safetensors file ({error}): get it again") from error
     entries = dict(sorted(entries.items(), key=lambda item: item[1].start))
     end = max((entry.start + entry.num_bytes for entry in entries.values()), default=8 + length)
@@ -149,6 +149,8 @@ def _entry(path: Path, offset: int, fields: dict[str, Any]) -> Entry:
     if fields["dtype"] not in DTYPES:
         raise ValueError(f"values of type {fields['dtype']} cannot be read")
     start, end = fields["data_offsets"]
+    if not all(type(number) is int and abs(number) < 2**63 for number in (start, end, *fields["shape"])):
+        raise ValueError("a tensor's shape and place are not whole numbers")
     entry = Entry(tuple(fields["shape"]), DTYPES[fields["dtype"]], path, offset + start)
     if start < 0 or min(entry.shape, default=0) < 0 or entry.num_bytes != end - start:
         raise ValueError(f"{end - start} bytes are not a {fields['dtype']} tensor of shape {entry.shape}")

@@ -130,11 +130,12 @@ def judge_losses(turns: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, 
     """
     if not turns.get(OFFICIAL):
         return {}
-    base = np.log(turns[OFFICIAL][0]["losses"])
+    base = np.log(np.array(turns[OFFICIAL][0]["losses"], float))  # nothing, as a file says what is no number, is nan
     found: dict[str, str] = {}
     for name, own in turns.items():
-        if own and np.isfinite(own[0]["losses"]).all():
-            logs = np.log(own[0]["losses"])
+        losses = np.array(own[0]["losses"], float) if own else np.zeros(0)
+        if own and np.isfinite(losses).all():
+            logs = np.log(losses)
             found[name] = compare_means(base, logs, margin=LOSS_MARGIN, metric="log loss", units="steps").verdict
         elif own:
             found[name] = "different"

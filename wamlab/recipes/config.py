@@ -285,7 +285,8 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
             return None
         kinds = [member for member in get_args(kind) if member is not NoneType]
         kinds = [member for member in kinds if _fits(member, value)] or kinds
-        named = [k for k in kinds if is_dataclass(k) and set(value) <= {f.name for f in fields(k)}]
+        keys = {*value} if hasattr(value, "keys") else set()
+        named = [k for k in kinds if is_dataclass(k) and keys <= {f.name for f in fields(k)}]
         kind = min(named, key=lambda k: len(fields(k)), default=kinds[0])  # the one that lacks least
     if not _fits(kind, value):
         raise InputError(
@@ -295,6 +296,8 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
         return _filled(cast(type, kind), value, where)
     if get_origin(kind) is tuple:
         return tuple(_typed(get_args(kind)[0], item, where) for item in value)
+    if kind is float:
+        return math.inf if value is None else float(value)
     return Path(value) if kind is Path else value
 
 
@@ -305,7 +308,7 @@ def _fits(kind: Any, value: Any) -> bool:
     if get_origin(kind) is tuple:
         return isinstance(value, list | tuple)
     if kind is float:
-        return value is None or type(value) in (int, float)  # JSON has no infinity
+        return value is None or (type(value) in (int, float) and abs(value) < 1e300)  # JSON has no infinity
     if kind is Path:
         return isinstance(value, str | Path)
     return kind not in (bool, int, str) or type(value) is kind

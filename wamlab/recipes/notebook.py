@@ -196,5 +196,5 @@ def read_yaml(path: Path) -> Any:
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", YAML_FLOAT, [*"-+.0123456789"])
     try:
         return yaml.load(path.read_text("utf-8"), Loader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # e.g. a number of thousands of digits
         raise InputError(f"{path} is no YAML: {' '.join(str(error).split())[:200]}") from error

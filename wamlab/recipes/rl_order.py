@@ -30,7 +30,11 @@ class RlOrder:
 
 def start_of(order: RlOrder) -> Run:
     """Return what the newest run of a recipe started from."""
-    return open_run(Path(read_json(newest_run(order.runs, order.recipe.name).folder / RL_FILE)["start"]))
+    path = newest_run(order.runs, order.recipe.name).folder / RL_FILE
+    start = read_json(path).get("start")
+    if not isinstance(start, str) or "\0" in start:
+        raise InputError(f"{path} does not say which run was the start: name it with --start")
+    return open_run(start)
 
 
 def rl_command(words: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import nn
 
+from wamlab.errors import InputError
 from wamlab.lab.records import read_json, write_json
 from wamlab.rl.records import forget_before
 from wamlab.rl.store import FolderTier, TieredStore, content_name
@@ -28,7 +29,7 @@ class RolloutProgress:
         for left in (folder / SEGMENTS).glob("*.unfinished"):  # by a process that was killed while it wrote
             left.unlink()
         path = folder / RECORD
-        self.weights: dict[str, str] = read_json(path)["weights"] if path.exists() else {}  # by iteration
+        self.weights = _read_weights(path) if path.exists() else {}  # by iteration
 
     def begin(self, iteration: int, net: nn.Module) -> TieredStore:
         """Return the store for an iteration that ``net`` is about to play, with what it has played of it before."""
@@ -50,3 +51,12 @@ class RolloutProgress:
 
     def _write(self) -> None:
         write_json(self.folder / RECORD, {"weights": self.weights})
+
+
+def _read_weights(path: Path) -> dict[str, str]:
+    weights = read_json(path).get("weights")
+    if not isinstance(weights, dict) or not all(
+        name.isascii() and name.isdigit() and isinstance(weights[name], str) for name in weights
+    ):
+        raise InputError(f"{path} does not say which weights played: delete {path.parent} to play again")
+    return weights

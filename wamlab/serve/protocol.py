@@ -97,7 +97,7 @@ def read_request(message: bytes | str, contract: Contract) -> Request:
     if session_id is not None and (not isinstance(session_id, str) or not 0 < len(session_id) <= 256):
         raise InputError("session_id must be a text of 1 to 256 characters")
     endpoint = value.get("endpoint", "infer")
-    if endpoint not in ("infer", "reset"):
+    if not isinstance(endpoint, str) or endpoint not in ("infer", "reset"):
         raise InputError(f"endpoint must be infer or reset, not {str(endpoint)[:40]!r}")
     if endpoint == "reset":
         return Request(dialect, encoding, session_id, True, {}, np.zeros(0, np.float32), "")
