@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # Left empty, pip may pick any version; the tested ones are the default.
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: setup demo test lint docs clean
+.PHONY: setup demo test lint docs audit clean
 
 setup: $(VENV)/.ready
 
@@ -36,6 +36,13 @@ docs: $(VENV)/.docs-ready
 $(VENV)/.docs-ready: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[docs]'
 	@touch $@
+
+# Into an environment of its own: what audits shall not decide what is audited. Asks the advisory database.
+audit:
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check 'bandit[toml]>=1.8' 'pip-audit>=2.9'
+	$(VENV)/audit/bin/bandit -q -c pyproject.toml -r wamlab
+	$(VENV)/audit/bin/pip-audit -r constraints.txt --no-deps --disable-pip
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -28,7 +28,8 @@ from wamlab.data.reading import ClipSource
 from wamlab.errors import InputError
 from wamlab.types import Clip
 
-SHARED = Path("/dev/shm")  # in memory where there is one; else the mapped files lie in the folder of temporary files
+# In memory where there is one; else the mapped files lie in the folder of temporary files. Names are random.
+SHARED = Path("/dev/shm")  # nosec B108
 SENT_AHEAD = 2  # batches handed over before they are asked for, besides those the stages hold
 TAKEN = ""  # what the training side says when it takes a batch; the name of a block frees that
 

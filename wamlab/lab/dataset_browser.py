@@ -42,7 +42,7 @@ class DatasetBrowser(Picker):
         summary = dataset_chart(episodes)
         rows = "".join(
             f'<div class="wl-row" data-item="{place}" data-label="{escape(_label(episode))}">'
-            f"<span>{episode['episode']}</span><span>{escape(str(episode['task']))}</span>"
+            f"<span>{escape(str(episode['episode']))}</span><span>{escape(str(episode['task']))}</span>"
             f"<span>{episode['seconds']:.3g} s</span></div>"
             for place, episode in enumerate(episodes)
         )
@@ -55,7 +55,7 @@ class DatasetBrowser(Picker):
         episode = self.episodes[item]
         pictures = self._thumbnails(item) if self._thumbnails is not None else ()
         shown = "".join(
-            f'<img alt="episode {episode["episode"]}, picture {number}" src="{data_url(picture)}">'
+            f'<img alt="episode {escape(str(episode["episode"]))}, picture {number}" src="{data_url(picture)}">'
             for number, picture in enumerate(pictures)
         )
         facts = [{"of the episode": name, "": short(value)} for name, value in episode.items() if name != "task"]

@@ -15,6 +15,8 @@ from typing import Any
 
 from wamlab.lab.records import write_json, write_whole
 
+IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # a name and a password
+KNOWN = re.compile(r"\b(hf_|sk-|ghp_|github_pat_|glpat-|xox[abps]-|AKIA)[\w-]{12,}")  # tokens of well-known services
 SECRET = re.compile(r"key|token|secret|passw|credential", re.IGNORECASE)
 # Files that tend to hold secrets stay out of a saved diff.
 SECRET_FILES = [
@@ -62,7 +64,10 @@ def uncommitted_changes() -> str:
 
 
 def without_secrets(arguments: list[str]) -> list[str]:
-    """Hide the values of arguments whose names sound like secrets: ``--token=x``, ``--token x``, ``KEY=x``."""
+    """Hide the values of arguments whose names sound like secrets: ``--token=x``, ``--token x``, ``KEY=x``.
+
+    Hidden too are passwords in addresses and what looks like a token of a well-known service.
+    """
     shown: list[str] = []
     is_value_of_secret = False
     for argument in arguments:
@@ -72,7 +77,7 @@ def without_secrets(arguments: list[str]) -> list[str]:
             is_value_of_secret = False
             continue
         is_secret = bool(SECRET.search(name)) and (argument.startswith("-") or bool(equals))
-        shown.append(f"{name}=***" if is_secret and equals else argument)
+        shown.append(f"{name}=***" if is_secret and equals else KNOWN.sub("***", IN_ADDRESS.sub("***", argument)))
         is_value_of_secret = is_secret and not equals
     return shown
 

@@ -121,7 +121,8 @@ def _evaluation_section(evaluations: list[dict[str, Any]]) -> list[str]:
 
 
 def _picture_section(run: Run) -> list[str]:
-    paths = sorted(run.pictures.glob("*.png"))
+    home = run.folder.resolve()  # a link may lead to a file that nobody means to show
+    paths = [path for path in sorted(run.pictures.glob("*.png")) if path.resolve().is_relative_to(home)]
     figures = (
         f'<figure><img alt="{escape(path.stem)}" src="data:image/png;base64,'
         f'{base64.b64encode(path.read_bytes()).decode()}"><figcaption class="soft">{escape(path.stem)}'

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from wamlab.errors import explained_damage
 from wamlab.lab.chart import Bar, Chart, Line, bar_chart, line_chart
 from wamlab.lab.records import read_json, write_whole
 from wamlab.lab.report import page_html
@@ -39,7 +40,9 @@ Score = Mapping[str, Any]
 def write_score_page(folder: Path) -> Path:
     """Write ``score.html`` beside the ``score.json`` of a run folder, whole in itself, and return its path."""
     path = folder / PAGE
-    write_whole(path, score_html(read_json(folder / RESULT), folder))
+    with explained_damage(folder / RESULT, "score the run again"):
+        page = score_html(read_json(folder / RESULT), folder)
+    write_whole(path, page)
     return path
 
 
@@ -77,9 +80,10 @@ def score_html(score: Score, folder: Path) -> str:
 
 def score_text(folder: Path) -> str:
     """Return the key figures of a scored run as aligned text."""
-    score = read_json(folder / RESULT)
-    rows = [{"figure": name, "value": value, "against": remark} for name, value, remark in tiles(score)]
-    return f"{score['run']}, step {score['step']:,}\n\n{Table(rows)}"
+    with explained_damage(folder / RESULT, "score the run again"):
+        score = read_json(folder / RESULT)
+        rows = [{"figure": name, "value": value, "against": remark} for name, value, remark in tiles(score)]
+        return f"{score['run']}, step {score['step']:,}\n\n{Table(rows)}"
 
 
 def tiles(score: Score) -> list[tuple[str, str, str]]:
@@ -236,11 +240,14 @@ def _closed_loop(score: Score, folder: Path) -> list[str]:
 
 def _film(film: Mapping[str, Any], folder: Path) -> str:
     word = "success" if film["is_success"] else "failure"
-    data = base64.b64encode((folder / film["file"]).read_bytes()).decode()
+    path = folder / film["file"]
+    if path.suffix != ".mp4" or not path.resolve().is_relative_to(folder.resolve()):  # pages are shown to others
+        raise ValueError(f"{film['file']} is no film of the run")
+    data = base64.b64encode(path.read_bytes()).decode()
     return (
         f'<figure><video controls muted loop playsinline preload="metadata" src="data:video/mp4;base64,{data}"></video>'
-        f'<figcaption><b class="{word}">{word}</b> · {escape(film["instruction"])} · seed {film["seed"]} · '
-        f"{film['ticks']} ticks</figcaption></figure>"
+        f'<figcaption><b class="{word}">{word}</b> · {escape(film["instruction"])} · seed {film["seed"]:d} · '
+        f"{film['ticks']:d} ticks</figcaption></figure>"
     )
 
 
@@ -280,6 +287,7 @@ def _pictures(folder: Path) -> list[str]:
         f'<figure><img alt="{escape(path.stem)}" src="data:image/png;base64,'
         f'{base64.b64encode(path.read_bytes()).decode()}"></figure>'
         for path in sorted((folder / "score").glob("strip_*.png"))
+        if path.resolve().is_relative_to(folder.resolve())
     ]
     return ['<div class="wide">', *figures, "</div>"] if figures else []
 

@@ -18,6 +18,7 @@ from wamlab.lab.run import Run, create_run
 from wamlab.lab.search import value_of
 
 # YAML 1.1, which PyYAML reads, takes 1e-4 for a text; this is the number of YAML 1.2.
+SECRET_NAME = re.compile(r"(^|_)(api_?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
 YAML_FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
 KINDS: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
 
@@ -118,6 +119,8 @@ def check_kernel(notebook: Path, kernel: str = "") -> None:
 def check_parameters(known: Mapping[str, Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was given in the kinds that the notebook wants; InputError for a name that it has not."""
     for name in given:
+        if SECRET_NAME.search(name):
+            raise InputError(f'"{name}" would be kept in the run folder: give secrets in environment variables')
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
             hint = f'did you mean "{near[0]}"?' if near else f"it has {', '.join(known) or 'none'}"
@@ -195,6 +198,6 @@ def read_yaml(path: Path) -> Any:
     Loader.yaml_implicit_resolvers = {key: [*pairs] for key, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()}
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", YAML_FLOAT, [*"-+.0123456789"])
     try:
-        return yaml.load(path.read_text("utf-8"), Loader)
+        return yaml.load(path.read_text("utf-8"), Loader)  # nosec B506  # a SafeLoader with one more form of number
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # e.g. a number of thousands of digits
         raise InputError(f"{path} is no YAML: {' '.join(str(error).split())[:200]}") from error

@@ -95,12 +95,12 @@ def write_random_encoders(home: Path, vae_sizes: Path, text_sizes: Path) -> None
 def _write_tokenizer(folder: Path) -> None:
     tokenizers: Any = import_library("tokenizers")
     places = {token: place for place, token in enumerate(["<pad>", "</s>", "<unk>", *WORDS])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(places, unk_token="<unk>"))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(places, unk_token="<unk>"))  # nosec B106
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", places["</s>"])]
     )
     kind = import_library("transformers").PreTrainedTokenizerFast
-    kind(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>").save_pretrained(
+    kind(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>").save_pretrained(  # nosec B106
         str(folder)
     )

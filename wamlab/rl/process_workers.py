@@ -32,7 +32,7 @@ from wamlab.rl.segments import Act, Group, Setting
 from wamlab.rl.worker import Given, Round, Worker
 
 MakeAct = Callable[[int], Act]  # of a worker, by its number, in its process
-SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")  # nosec B108  # folders made in it are private and have random names
 STOP_S = 5.0  # for a worker to leave by itself
 Begin = tuple[int, Mapping[int, Group], Setting]  # number of the iteration that this crew plays
 

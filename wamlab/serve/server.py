@@ -106,6 +106,7 @@ class PolicyServer:
             config.host,
             config.port,
             process_request=self._answer_http,
+            origins=[None],  # programs name none; a page in some browser does, and may not steer a robot
             compression=None,
             max_size=int(config.max_message_mib * 2**20),
             max_queue=1,  # requests that wait unread stay with their client
