@@ -11,7 +11,7 @@ SIZES = {"num_groups": 2, "num_members": 2}
 
 def test_both_ways_play_the_drawn_lengths_and_learn_the_same() -> None:
     weights = []
-    for way in (WayToPlay("static", is_prefix_shared=False), WayToPlay()):
+    for way in (WayToPlay("static", is_prefix_shared=False), WayToPlay(is_streamed=True)):
         with Trainer(way, most=1, num_workers=2, num_slots=2, **SIZES) as trainer:
             found = trainer.iterate()
             drawn = lengths_of(0, 2, 2)

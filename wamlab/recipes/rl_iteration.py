@@ -45,6 +45,7 @@ class WayToPlay:
 
     rule: str = "context"
     is_prefix_shared: bool = True
+    is_streamed: bool = False  # learn from groups while others are still played; else from all at the end
 
 
 class EndingTable:
@@ -161,7 +162,7 @@ class Iteration:
     tail_s: float
     busy: float  # share of the workers' time
     load_s: float
-    update_s: float  # of forward, backward and optimiser
+    update_s: float  # without waiting for groups: forward, backward and optimiser, beside playing where streamed
     num_rows: float  # mean of the policy's batches
     num_chunks: int
 
@@ -173,6 +174,7 @@ class Trainer:
         self, way: WayToPlay, *, num_groups: int, num_members: int, num_workers: int, num_slots: int, most: int
     ) -> None:
         """Prepare at most ``most`` iterations."""
+        self.is_streamed = way.is_streamed
         make = partial(EndingPolicy, way, num_groups, num_members)
         self.crew = ProcessCrew(make, EndingTable, num_workers=num_workers, num_slots=num_slots)
         self.bench = CrewBench(_recipe(way, num_groups, num_members, most), open_start(), crew=self.crew)
@@ -206,9 +208,11 @@ class Trainer:
 
     def _train(self) -> Iterator[StepRecord]:
         bench = self.bench
-        examples = (bench.update_from(iteration) for iteration in range(bench.recipe.num_iterations))
-        optimizer = make_optimizer(bench.net, bench.recipe.train)
-        return train(bench.loss, examples, optimizer, bench.recipe.train)
+        config, begin = bench.recipe.train, bench.stream_from if self.is_streamed else bench.update_from
+        if self.is_streamed:
+            config = replace(config, batch_size=bench.recipe.num_groups, num_micro_batches=bench.recipe.num_groups)
+        examples = (begin(iteration) for iteration in range(bench.recipe.num_iterations))
+        return train(bench.loss, examples, make_optimizer(bench.net, config), config, scale=bench.scale)
 
 
 def _recipe(way: WayToPlay, num_groups: int, num_members: int, most: int) -> RlRecipe:
