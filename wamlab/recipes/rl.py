@@ -201,9 +201,9 @@ class RlBench:
         groups = self._finished(iteration, store)
         if self.recipe.is_exact:
             groups = in_number_order(groups)
-        parts = -(-self.recipe.train.num_micro_batches // self.recipe.num_groups)
         self._num_unchecked = math.inf
-        return StreamedGroups(groups, self.recipe.num_groups, iteration, parts_a_group=parts)
+        sizes = self.recipe.num_groups, iteration
+        return StreamedGroups(groups, *sizes, parts_a_group=self.recipe.parts_a_group)
 
     def scale(self, example: Any) -> float:
         """Return by what ``train`` multiplies a step's sum: a stream is divided at its end, by what has come."""

@@ -120,6 +120,17 @@ class RlRecipe:
             raise InputError("explore.noise_scale is 0, so every ratio is 1 and nothing is learnt: give more")
 
     @property
+    def parts_a_group(self) -> int:
+        """Return in how many passes a group of a stream is learnt: together at least ``train.num_micro_batches``."""
+        return -(-self.train.num_micro_batches // self.num_groups)
+
+    @property
+    def streamed_train(self) -> TrainConfig:
+        """Return the loop's settings for streams: a micro-batch is a part of a group."""
+        num_parts = self.num_groups * self.parts_a_group
+        return replace(self.train, batch_size=num_parts, num_micro_batches=num_parts)
+
+    @property
     def num_iterations(self) -> int:
         return self.train.num_steps // self.num_epochs
 

@@ -208,9 +208,9 @@ class Trainer:
 
     def _train(self) -> Iterator[StepRecord]:
         bench = self.bench
-        config, begin = bench.recipe.train, bench.stream_from if self.is_streamed else bench.update_from
+        config, begin = bench.recipe.train, bench.update_from
         if self.is_streamed:
-            config = replace(config, batch_size=bench.recipe.num_groups, num_micro_batches=bench.recipe.num_groups)
+            config, begin = bench.recipe.streamed_train, bench.stream_from
         examples = (begin(iteration) for iteration in range(bench.recipe.num_iterations))
         return train(bench.loss, examples, make_optimizer(bench.net, config), config, scale=bench.scale)
 

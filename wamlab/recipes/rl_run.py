@@ -92,10 +92,7 @@ def post_train(bench: RlBench, run: Run) -> Iterator[StepRecord]:
         run.log_evaluation({"step": 0} | bench.evaluate())
     progress = RolloutProgress(run.folder / ROLLOUT) if recipe.is_stored else None
     examples = _examples(bench, first_step // recipe.num_epochs, progress)
-    config = recipe.train
-    if recipe.is_streamed:  # one micro-batch a part of a group
-        parts = recipe.num_groups * -(-config.num_micro_batches // recipe.num_groups)
-        config = replace(config, batch_size=parts, num_micro_batches=parts)
+    config = recipe.streamed_train if recipe.is_streamed else recipe.train
     for step in train(bench.loss, examples, optimizer, config, first_step=first_step, scale=bench.scale):
         iteration, rest = divmod(step.step, recipe.num_epochs)
         if rest:
