@@ -1,6 +1,7 @@
 """Randomly damaged files: exact frames or one InputError, never a wrong frame, a hang or a crash.
 
-``WAMLAB_DAMAGED_FILES=500 pytest tests/test_fuzz_decode.py -s`` tries more and prints the counts.
+``WAMLAB_DAMAGED_FILES=500``, or ``WAMLAB_FUZZ``, and ``pytest tests/test_fuzz_decode.py -s`` tries more and prints
+the counts.
 """
 
 import json
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from encoded import SYNTHETIC, encode
 
-NUM_FILES = int(os.environ.get("WAMLAB_DAMAGED_FILES", "40"))
+NUM_FILES = int(os.environ.get("WAMLAB_DAMAGED_FILES") or os.environ.get("WAMLAB_FUZZ") or 40)
 AT_ONCE = 50  # files a process examines
 LIMIT_S = 10  # of CPU time a file on average, ten times what is needed where many share a core
 # Larger than the barcode needs: most of the damage shall hit pictures, not the header.

@@ -165,7 +165,7 @@ def camera_size(feature: dict) -> tuple[int, int] | None:
     shape, names = feature.get("shape"), feature.get("names")
     if not isinstance(shape, list | tuple) or len(shape) != 3:
         return None
-    if isinstance(names, list) and {"height", "width"} <= set(names):
+    if isinstance(names, list) and "height" in names and "width" in names and len(names) == 3:
         return int(shape[names.index("height")]), int(shape[names.index("width")])
     axes = shape[1:] if shape[0] in (1, 3) else shape[:2]
     return int(axes[0]), int(axes[1])

@@ -22,7 +22,7 @@ STATS_FILE = "meta/stats.json"
 FIELD = re.compile(
     r"\{\w+(:0?\d{0,2}d)?\}"
 )  # of a path template; Python's own would look into objects and fill gigabytes
-MAX_PATH = 4096
+MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 2048
 MAX_ROWS = 10**7  # of an episode, 92 hours at 30 Hz, and episodes of a dataset: what claims more is damaged
 
 
@@ -117,9 +117,15 @@ def filled(template: Any, path: Path, **values: Any) -> str:
     except (KeyError, IndexError, ValueError) as error:
         raise InputError(f"the path template {template[:200]!r} of {path} is wrong: {error}") from error
     parts = PurePosixPath(found)
-    if not parts.parts or parts.is_absolute() or ".." in parts.parts or "\0" in found or len(found) > MAX_PATH:
+    if not parts.parts or parts.is_absolute() or ".." in parts.parts or "\0" in found or _is_long(parts):
         raise InputError(f"the path template {template[:200]!r} of {path} leads out of the dataset: correct it")
     return found
+
+
+def _is_long(path: PurePosixPath) -> bool:
+    """Say whether no file system takes such a path."""
+    names = [part.encode(errors="replace") for part in path.parts]
+    return max(map(len, names)) > MAX_NAME_BYTES or sum(map(len, names)) > MAX_PATH_BYTES
 
 
 def whole_numbers(values: Any, name: str, path: Path) -> Int64[np.ndarray, " n"]:

@@ -20,11 +20,11 @@ from wamlab.data.layout import INFO_FILE, STATS_FILE, Layout, VideoSpan
 from wamlab.data.layout_v2 import LayoutV2
 from wamlab.data.layout_v3 import LayoutV3
 from wamlab.data.matching import Drifts, match_frames
-from wamlab.data.modality import read_embodiment, read_modality
+from wamlab.data.modality import feature_size, read_embodiment, read_modality
 from wamlab.data.readers import Readers
 from wamlab.data.statistics import measure_rows
 from wamlab.data.tables import as_array, decode_images, read_episode, read_footer
-from wamlab.errors import InputError
+from wamlab.errors import InputError, explained_damage
 from wamlab.types import Episode
 
 CACHED_EPISODES = 4096  # of rows, without frames: some 10 to 100 kB each
@@ -214,7 +214,7 @@ class RobotDataset:
         if column not in self._stats:
             stored = self._stored_stats().get(column, {})
             if all(name in stored for name in NEEDED_STATS):
-                self._stats[column] = {name: np.atleast_1d(np.array(stored[name])) for name in stored}
+                self._stats[column] = self._checked_stats(column, stored)
             elif column in self.cameras:
                 raise InputError(f"{self.root / STATS_FILE} has no quantiles of {column}; rewrite the dataset")
             else:
@@ -303,6 +303,15 @@ class RobotDataset:
         numbers, off_s = match_frames(self._readers.index(span.path), span, timestamps_s, self.fps, where)
         self.drifts.add(camera, span.path, off_s)
         return numbers
+
+    def _checked_stats(self, column: str, stored: dict[str, Any]) -> dict[str, np.ndarray]:
+        path, repair = self.root / STATS_FILE, "measure it again with `wamlab data stats --write`"
+        with explained_damage(f"{column} in {path}", repair):
+            found = {name: np.atleast_1d(np.array(stored[name], np.float64)) for name in stored}
+        size = feature_size(self.features[column]) if column in self.features else None
+        if column not in self.cameras and any(found[name].size != size for name in NEEDED_STATS):
+            raise InputError(f"{column} in {path} has other dimensions than in {INFO_FILE}: {repair}")
+        return found
 
     def _stored_stats(self) -> dict[str, dict[str, Any]]:
         path = self.root / STATS_FILE

@@ -80,6 +80,8 @@ def _built(kind: Any, values: Mapping[str, Any], prefix: str, wrong: list[str]) 
             key: None if value == "" and key.endswith("_column") else value for key, value in values.items()
         }
         given = {key: tuple(value) if isinstance(value, list) else value for key, value in empty_as_none.items()}
+        is_fraction = {f.name for f in fields(kind) if type(f.default) is float}
+        given = {key: float(str(value)) if key in is_fraction else value for key, value in given.items()}
         try:
             return kind(**given)
         except InputError as error:
@@ -98,6 +100,8 @@ def _problems(kind: Any, values: Mapping[str, Any], prefix: str) -> Iterator[str
         given = {list: tuple}.get(type(value), type(value))
         if given is not wanted and not (wanted is float and given is int):
             yield f"{prefix}{name} is {value!r}, not {KINDS[wanted]}"
+        elif wanted is float and not abs(value) < 1e300:
+            yield f"{prefix}{name} is {str(value)[:40]}, not {KINDS[wanted]} to compute with"
         elif wanted is tuple:
             element = str if name == "cameras" else int
             if odd := [item for item in value if type(item) is not element]:

@@ -63,7 +63,7 @@ def ratios(result: Result, slow: str, fast: str, measure: str = "step_s") -> lis
 def median_of(result: Result, variant: str, measure: str) -> float | None:
     """Return a variant's median over rounds; nothing before its first turn."""
     values = [turn[measure] for turn in result["turns"].get(variant, ())]
-    return statistics.median(values) if values else None
+    return float(statistics.median(values)) if values else None
 
 
 def loss_difference(result: Result, variant: str) -> float | None:

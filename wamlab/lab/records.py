@@ -19,6 +19,7 @@ from wamlab.errors import InputError, advice_for
 
 Record = dict[str, Any]
 MOST_STEPS = 2**53  # that a chart can tell apart
+MOST = 1e300  # of a figure; a whole number of more digits is none to compute with
 FIGURES = (
     "loss", "video_loss", "action_loss", "samples_per_s", "mfu", "memory_gib", "gradient_norm", "step_s",
     "held_out_loss", "action_error", "action_error_mean_baseline", "video_psnr_db", "video_psnr_copy_db",
@@ -176,7 +177,7 @@ def is_sound(record: Record) -> bool:
         if not isinstance(group, dict) or not all(map(KEYS[name].fullmatch, group)):
             return False
         values += group.values()
-    return all(value is None or isinstance(value, int | float) for value in values)
+    return all(value is None or (isinstance(value, int | float) and not abs(value) > MOST) for value in values)
 
 
 def read_last(path: Path) -> Record | None:

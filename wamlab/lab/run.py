@@ -277,7 +277,11 @@ def _resume(root: Path, name: str, document: Record) -> Run:
 def open_run(path: str | Path) -> Run:
     """Open a run folder for reading."""
     folder = Path(path)
-    if not (folder / "status.json").is_file():
+    try:
+        is_run = (folder / "status.json").is_file()
+    except (OSError, ValueError) as error:  # a name too long, a zero byte
+        raise InputError(f"{str(path)[:80]!r} names no folder ({error}): give a run folder") from error
+    if not is_run:
         raise InputError(f"{folder} is not a run folder: give one that holds config.json and status.json")
     return Run(folder)
 

@@ -279,9 +279,10 @@ def _filled(kind: type, values: Mapping[str, Any], where: str) -> Any:
     return kind(**{name: _typed(known[name], value, f"{where}.{name}") for name, value in values.items()})
 
 
-def _typed(kind: Any, value: Any, where: str) -> Any:
+def _typed(kind: Any, given: Any, where: str) -> Any:
+    value: Any = given
     if isinstance(kind, UnionType):
-        if value is None:
+        if given is None and NoneType in get_args(kind):
             return None
         kinds = [member for member in get_args(kind) if member is not NoneType]
         kinds = [member for member in kinds if _fits(member, value)] or kinds

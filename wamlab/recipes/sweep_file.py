@@ -104,8 +104,8 @@ def read_sweep(document: Any, where: str) -> Sweep:
     budget = values.pop("budget", {})
     if odd := sorted(budget.keys() - asdict(Budget()).keys()):
         raise InputError(f"{where}: budget has {', '.join(odd)}: it has runs and minutes")
-    if odd := [name for name, value in budget.items() if type(value) not in (int, float)]:
-        raise InputError(f"{where}: budget.{odd[0]} is {budget[odd[0]]!r}, not a number")
+    if odd := [name for name, v in budget.items() if type(v) not in (int, float) or 1e300 < abs(v) < math.inf]:
+        raise InputError(f"{where}: budget.{odd[0]} is {str(budget[odd[0]])[:40]!r}, not a number")
     values["list"] = tuple(values.get("list", ()))
     return Sweep(**values, budget=Budget(**{name: float(value) for name, value in budget.items()}))
 
