@@ -105,24 +105,38 @@ def demo(
     run_demo(data, runs, num_steps=steps, num_episodes=episodes, num_played=play)
 
 
-def bench(name: Positional[str] = "", dataset: Positional[str] = "", quick: bool = False, json: bool = False) -> None:
+def bench(
+    name: Positional[str] = "",
+    dataset: Positional[str] = "",
+    quick: bool = False,
+    json: bool = False,
+    against: Path | None = None,
+) -> int:
     """Measure one thing against a named baseline in the same run; without a name, list what there is.
 
+    `bench compare FILE` holds what `bench all --json` gave against ratios kept before; exit status 1 if any is worse.
+
     Args:
-        name: of the benchmark
-        dataset: folder of your own LeRobot dataset to measure with, where the benchmark takes one
+        name: of the benchmark; all runs every other one
+        dataset: folder of your own LeRobot dataset to measure with, where the benchmark takes one; for compare the file
         quick: end within 50 seconds, with fewer rounds
         json: print the figures as one line of JSON, last
+        against: for compare: the kept ratios, if not those of this checkout
     """
     from json import dumps
 
-    from wamlab.recipes.bench import list_benches, run_bench
+    from wamlab.recipes.bench import BENCHES, list_benches, run_bench
 
     if not name:
         print("\n".join(list_benches()))
-        return
+        return 0
+    if name == "compare":
+        from wamlab.recipes.bench_guard import compare_figures
+
+        return int(bool(compare_figures(Path(dataset), against or BENCHES / "baseline.json")))
     figures = run_bench(name, is_quick=quick, dataset=Path(dataset) if dataset else None)
     print(dumps(figures) if json else "")
+    return 0
 
 
 COMMANDS: dict[str, Callable[..., int | None]] = {  # each prints, and may return an exit status
@@ -194,7 +208,7 @@ USAGE = """usage: wamlab COMMAND [OPTIONS]; a command explains itself with --hel
   tune RECIPE --budget 70GiB  find its fastest micro-batch and recompute plan that fit: --devices 8xH100 for elsewhere
   rl RECIPE --start RUN       post-train a run's policy on the tabletop: rl_tabletop_grpo or rl_tabletop_nft; --resume
   simulate                    play rollouts in simulated time, by every rule: --lengths, --rule, --service, --workers
-  bench [NAME [DATASET]]      measure one thing against a baseline: --quick, --json
+  bench [NAME [DATASET]]      measure one thing against a baseline: --quick, --json; all; compare FILE
   demo                        dataset, training and result in one go"""
 
 

@@ -1,10 +1,10 @@
 """Exact frames of a window: CPU time against bare torchcodec asked for the same frames, with identical pixels.
 
-    python experiments/bench/decode.py [--quick]
+    wamlab bench decode [--quick] [--json]
 
 The published DROID clip is read as it is and encoded anew: h264 and AV1, 180 and 480
 lines, groups of 2, 30 and 250 frames. Windows alternate between the two readers, each charged for its own process time
-with one decoding thread. Last line: the index of a file of 10,000 frames against torchcodec's exact opening.
+with one decoding thread. Besides: the index of a file of 10,000 frames against torchcodec's exact opening.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from loader_parts.videos import CAMERAS, Videos, encode, find_clip, joined, read_frames
@@ -67,8 +68,8 @@ def compare(path: Path, num_windows: int) -> list[dict]:
     return rows
 
 
-def compare_index(path: Path) -> str:
-    """Say what indexing a long file costs beside torchcodec's exact opening."""
+def compare_index(path: Path) -> float:
+    """Print what indexing a long file costs beside torchcodec's exact opening; return how many times less it is."""
     from torchcodec.decoders import VideoDecoder  # pyright: ignore[reportPrivateImportUsage, reportMissingImports]
 
     def least_s(call: Callable[[], object], times: int) -> float:
@@ -82,14 +83,22 @@ def compare_index(path: Path) -> str:
     own = least_s(lambda: read_frame_index(path), 20)
     other = least_s(lambda: VideoDecoder(str(path), num_ffmpeg_threads=1, seek_mode="exact"), 5)
     num = len(read_frame_index(path))
-    return f"index of {num:,} frames: {own * 1e3:.3f} ms, torchcodec {other * 1e3:.1f} ms, ratio {other / own:.0f}"
+    print(f"index of {num:,} frames: {own * 1e3:.3f} ms, torchcodec {other * 1e3:.1f} ms, ratio {other / own:.0f}")
+    return other / own
 
 
-def main() -> None:
-    """Print the table and the cost of an index."""
-    clip, is_quick = find_clip(), "--quick" in sys.argv[1:]
+def run(*, is_quick: bool) -> dict[str, Any]:
+    """Print the table and the cost of an index; return the ratios, the first being the median over all settings.
+
+    Raises InputError where the DROID clip or torchcodec is not there.
+    """
+    start_s, clip = time.perf_counter(), find_clip()
     if clip is None:
         raise InputError("the DROID clip is not in shared/data/droid_clip; WAMLAB_DROID_CLIP can name its folder")
+    try:
+        import torchcodec  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except (ImportError, RuntimeError, OSError) as error:
+        raise InputError(f"torchcodec does not load ({error}): run pip install 'wamlab[torchcodec]'") from error
     published = clip / f"{CAMERAS[0]}.mp4"
     rows = compare(published, 4 if is_quick else 16)
     with tempfile.TemporaryDirectory() as folder:
@@ -101,11 +110,15 @@ def main() -> None:
                     encode(path, read_frames(clip, CAMERAS[0], 0, videos), videos)
                     rows += compare(path, 4 if is_quick else 16)
         print(Table(rows))
-        print(compare_index(joined(published, Path(folder) / "joined.mp4", 24)))
+        index_speedup = compare_index(joined(published, Path(folder) / "joined.mp4", 24))
+    return {
+        "cpu_vs_torchcodec": statistics.median(row["ratio"] for row in rows),
+        "cpu_vs_torchcodec, worst": max(row["ratio"] for row in rows),
+        "num_settings": len(rows),
+        "index_speedup_vs_torchcodec": index_speedup,
+        "minutes": (time.perf_counter() - start_s) / 60,
+    }
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (InputError, ImportError) as error:
-        sys.exit(f"{error}")
+    print(run(is_quick="--quick" in sys.argv))
