@@ -18,6 +18,7 @@ from recordings import edit_json, single_camera_episode
 
 from wamlab.checkpoint_folder import read_state
 from wamlab.codec.native_weights import read_tensors
+from wamlab.data.check import check_dataset
 from wamlab.data.lerobot import open_dataset
 from wamlab.data.normalize import normalizers_from_dict
 from wamlab.data.robot_files import read_robot_file
@@ -88,10 +89,12 @@ def test_facts_that_no_writer_writes(dataset: Path, change: Any) -> None:
     answer(lambda: open_dataset(dataset).fingerprint())
 
 
-@pytest.mark.parametrize("mean", [[[], 1.0], ["a"], [1.0], {"a": 1}])
+@pytest.mark.parametrize("mean", [[[], 1.0], ["a"], [1.0], {"a": 1}, HUGE])
 def test_statistics_of_other_sizes(dataset: Path, mean: Any) -> None:
     edit_json(dataset / "meta/stats.json", lambda stats: stats["action"].update(mean=mean))
-    assert refused(lambda: open_dataset(dataset).stats("action"))
+    opened = open_dataset(dataset)
+    assert refused(lambda: opened.stats("action"))
+    assert any("stats.json" in fault.place for faults in answer(lambda: [*check_dataset(opened)]) for fault in faults)
 
 
 def test_a_name_that_is_a_list_in_modality(dataset: Path) -> None:
@@ -130,7 +133,7 @@ for seed in range(1200):
     [
         {"max_action_dim": HUGE}, {"max_action_dim": 10**9}, {"max_action_dim": 0}, {"relative_dims": [3]},
         {"relative_dims": [-1]}, {"action": SCALE | {"low": [float("nan")]}}, {"action": SCALE | {"low": [HUGE]}},
-        {"action": SCALE | {"low": [None]}},
+        {"action": SCALE | {"low": [None]}}, {"state": {"kind": "Spread", "mean": [0.0], "std": [1e-300]}},
     ],
 )  # fmt: skip
 def test_normalizers_that_would_act_on_nothing(change: dict[str, Any]) -> None:

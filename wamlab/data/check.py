@@ -96,7 +96,7 @@ def _stats_faults(dataset: RobotDataset) -> Iterator[Fault]:
         for kind in ("mean", "std", "min", "max", "q01", "q99"):
             try:
                 numbers = np.array(values.get(kind, []), np.float64).reshape(-1)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 numbers = np.array([np.nan])
             size = feature_size(dataset.features[name])
             if len(numbers) not in (0, size):

@@ -15,6 +15,7 @@ from wamlab.data.robot import RobotConfig, column_parts, stored_dim
 from wamlab.errors import InputError, explained_damage
 
 MAX_DIM, MAX_VALUE = 4096, 1e30  # of a robot; float32 ends at 3e38
+MIN_WIDTH = 1e-30  # of what varies: to divide by less overflows
 MAX_MEASURED_ROWS = 100_000  # relative actions start from at most about so many rows: 77 MB at 24 x 8 floats
 
 
@@ -268,4 +269,8 @@ def _scale_from_dict(values: dict[str, Any]) -> Scale:
         raise ValueError(f"{', '.join(numbers)} have other lengths than one another")
     if not all((np.abs(array) < MAX_VALUE).all() for array in numbers.values()):
         raise ValueError(f"{', '.join(numbers)} hold what is no number")
-    return kind(**numbers)
+    scale = kind(**numbers)
+    widths = np.abs(scale.std if isinstance(scale, Spread) else scale.high - scale.low)
+    if ((widths > 0) & (widths < MIN_WIDTH)).any():
+        raise ValueError("a dimension varies by less than a number can say")
+    return scale

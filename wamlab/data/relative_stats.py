@@ -58,7 +58,7 @@ def read_relative_stats(
         stats = {
             kind: np.array([np.ravel(stored[name][kind])[dim] for name, dim in found], np.float64) for kind in kinds
         }
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise InputError(
             f"{path} or {ticks_path.name} is malformed ({error!r}): delete both, or write them anew"
         ) from error
