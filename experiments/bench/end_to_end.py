@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from wamlab.errors import InputError
 from wamlab.lab.ablation import (
     FSDP2,
     FULL,
@@ -67,6 +68,8 @@ def run(*, is_quick: bool) -> dict[str, Any]:
                 bar.update()
         result = read_ablation(folder)
     print(ablation_table(result))
+    if missing := [name for name in (OFFICIAL, FSDP2, FULL) if not ratios(result, name, name)]:
+        raise InputError(f"nothing was measured of {', '.join(missing)}: {result['failures']}")
     figures: dict[str, Any] = {
         "speedup_vs_official": statistics.median(ratios(result, OFFICIAL, FULL)),
         "speedup_vs_fsdp2_base": statistics.median(ratios(result, FSDP2, FULL)),
