@@ -1,6 +1,7 @@
 """Tricks one by one: what each switches, that none changes a loss, and an ablation from beginning to end."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -196,3 +197,24 @@ def test_every_trick_and_all_together_train_to_the_same_losses(dataset: Path, tm
         for chosen in ([trick], tricks, [t for i, t in enumerate(tricks) if i != number]):
             losses = take_turn(Workbench(with_tricks(recipe, chosen, tricks)), 1)["losses"]
             assert losses == pytest.approx(wanted, rel=1e-5), [t.name for t in chosen]
+
+
+@pytest.mark.skipif(
+    "WAMLAB_DEEPSPEED_PYTHON" not in os.environ,
+    reason="DeepSpeed has an environment of its own: python -m venv V && V/bin/pip install -e . deepspeed; "
+    "export WAMLAB_DEEPSPEED_PYTHON=V/bin/python  (needs g++)",
+)
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_deepspeed_itself_has_the_official_baselines_losses(
+    num_processes: int, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = Path(__file__).parents[1] / "experiments" / "bench" / "end_to_end_parts"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(parts), str(Path(__file__).parents[1])]))
+    settings = AblationConfig(num_steps=2, num_warmup=1, num_processes=num_processes)
+    recipe = small(dataset)  # in float32, since where it has bfloat16 it has no float32 weights
+    recipe = replace(recipe, train=replace(recipe.train, optimizer="adamw", has_bf16=False))
+    recipe = official_baseline(recipe, choose_tricks(recipe, CPU, num_processes)[0])
+    ours = run_turn(recipe, tmp_path, settings)
+    python = os.environ["WAMLAB_DEEPSPEED_PYTHON"]
+    theirs = run_turn(recipe, tmp_path, settings, module="deepspeed_turn", python=python)
+    assert theirs["losses"] == pytest.approx(ours["losses"], rel=1e-4)

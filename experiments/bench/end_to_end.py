@@ -3,8 +3,16 @@
     wamlab bench end_to_end [--quick] [--json]
 
 The recipe is ``small_5b``: 44 M parameters, about 940 tokens a sample, real encoders with operations in proportion to
-the published ones, bf16 on both sides. Quick: the baselines and all tricks, one turn each, blocks compiled only where
-an earlier run left what it compiled. On a CPU there are no launches, no PCIe and no second memory to win back.
+the published ones, bf16 on both sides. On a CPU there are no launches, no PCIe and no second memory to win back.
+
+Then the same in two processes with half the batch each: ZeRO-2 with Adam offloaded against FSDP2 and all tricks. Where
+``WAMLAB_DEEPSPEED_PYTHON`` names a Python that has wamlab and DeepSpeed, DeepSpeed itself trains the baseline, too:
+
+    python -m venv V && V/bin/pip install -e '.[wan]' deepspeed    # its Adam needs g++
+    export WAMLAB_DEEPSPEED_PYTHON=V/bin/python
+
+Quick: the baselines and all tricks in one process, one step each after one of warm-up, half as many frames, nothing
+compiled or stored.
 """
 
 from __future__ import annotations
@@ -33,12 +41,17 @@ from wamlab.lab.ablation import (
     ratios,
     read_ablation,
 )
-from wamlab.recipes.ablate import AblationConfig, ablate, list_variants, prepare_features
+from wamlab.lab.table import Table
+from wamlab.recipes.ablate import AblationConfig, ablate, list_variants, prepare_features, run_turn
+from wamlab.recipes.config import Recipe
 from wamlab.recipes.small import make_small_5b, small_5b
 from wamlab.recipes.tricks import choose_tricks
 
 HOME = Path(tempfile.gettempdir()) / "wamlab-bench" / "small_5b"
-STORED = "stored features"
+PARTS = Path(__file__).parent / "end_to_end_parts"
+DEEPSPEED = "DeepSpeed ZeRO-2, Adam offloaded"
+TOGETHER = "2 processes"
+LEFT_OUT_OF_QUICK = ("stored features", "compiled blocks")
 
 
 def run(*, is_quick: bool) -> dict[str, Any]:
@@ -52,11 +65,11 @@ def run(*, is_quick: bool) -> dict[str, Any]:
     for name, why in left_out.items():
         print(f"without {name}: {why}")
     config = AblationConfig(num_steps=2, num_rounds=2)
-    is_compiled = not is_quick or _has_compiled(HOME.parent)
     if is_quick:
-        config = AblationConfig(num_steps=2, num_rounds=1, has_leave_one_out=False)
-        recipe = replace(recipe, train=replace(recipe.train, batch_size=1))
-        tricks = tuple(t for t in tricks if t.name != STORED and (is_compiled or t.name != "compiled blocks"))
+        config = AblationConfig(num_steps=1, num_warmup=1, num_rounds=1, has_leave_one_out=False)
+        window, sizes = replace(recipe.window, max_blocks=2), replace(recipe.model, max_blocks=2)
+        recipe = replace(recipe, window=window, model=sizes, train=replace(recipe.train, batch_size=1))
+        tricks = tuple(trick for trick in tricks if trick.name not in LEFT_OUT_OF_QUICK)
     variants = list_variants(recipe, tricks, config)
     if is_quick:
         variants = {name: variants[name] for name in (OFFICIAL, FSDP2, FULL)}
@@ -67,6 +80,7 @@ def run(*, is_quick: bool) -> dict[str, Any]:
                 bar.set_postfix_str(name)
                 bar.update()
         result = read_ablation(folder)
+        together = {} if is_quick else train_together(recipe, device, Path(folder), config)
     print(ablation_table(result))
     if missing := [name for name in (OFFICIAL, FSDP2, FULL) if not ratios(result, name, name)]:
         raise InputError(f"nothing was measured of {', '.join(missing)}: {result['failures']}")
@@ -76,8 +90,7 @@ def run(*, is_quick: bool) -> dict[str, Any]:
         "speedup_vs_official_cpu_time": statistics.median(ratios(result, OFFICIAL, FULL, "cpu_s")),
         "speedup_vs_fsdp2_base_cpu_time": statistics.median(ratios(result, FSDP2, FULL, "cpu_s")),
         "loss_difference": loss_difference(result, FULL),
-        "has_stored_features": not is_quick,
-        "is_compiled": is_compiled,
+        "is_whole": not is_quick,
         "failures": result["failures"],
     }
     if not is_quick:
@@ -86,12 +99,45 @@ def run(*, is_quick: bool) -> dict[str, Any]:
         figures["speedup_vs_official_without_stored_features"] = statistics.median(ratios(result, OFFICIAL, before))
         figures["factors"] = factors(result)
         figures["encode_s_a_window_once"] = encode_s
+        figures[TOGETHER] = together
     figures["minutes"] = (time.perf_counter() - start_s) / 60
     return figures
 
 
-def _has_compiled(folder: Path) -> bool:
-    return (folder / "compiled").is_dir() and any((folder / "compiled").iterdir())
+def train_together(recipe: Recipe, device: torch.device, folder: Path, config: AblationConfig) -> dict[str, Any]:
+    """Take the baselines' turns, DeepSpeed's where there is one, and all tricks' in two processes; print the table."""
+    recipe = replace(recipe, train=replace(recipe.train, batch_size=recipe.train.batch_size // 2))
+    tricks, _ = choose_tricks(recipe, device, 2)
+    config = replace(config, num_processes=2)
+    variants = list_variants(recipe, tricks, config)
+    python = os.environ.get("WAMLAB_DEEPSPEED_PYTHON", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PARTS), os.environ.get("PYTHONPATH"))))
+    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in (OFFICIAL, *[DEEPSPEED] * bool(python), FSDP2, FULL)}
+    for _ in tqdm(range(config.num_rounds), desc="rounds of 2 processes", file=sys.stderr):
+        for name, own in turns.items():
+            if name == DEEPSPEED:
+                own.append(run_turn(variants[OFFICIAL], folder, config, module="deepspeed_turn", python=python))
+            else:
+                own.append(run_turn(variants[name], folder, config))
+    result = {"turns": turns}
+    names = [name for name in turns if name != FULL]
+    print(f"\n{TOGETHER}, a batch of {recipe.train.batch_size} each")
+    print(
+        Table(
+            [
+                {
+                    "variant": name,
+                    "step ms": 1000 * statistics.median(turn["step_s"] for turn in own),
+                    "all tricks' speed-up": statistics.median(ratios(result, name, FULL)),
+                    "in CPU time": statistics.median(ratios(result, name, FULL, "cpu_s")),
+                    "loss differs by": loss_difference(result, name),
+                }
+                for name, own in turns.items()
+            ]
+        )
+    )
+    found: dict[str, Any] = {f"speedup_vs_{name}": statistics.median(ratios(result, name, FULL)) for name in names}
+    return found | {"loss_difference": loss_difference(result, FULL)}
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from wamlab.speed.ranks import torchrun_command
 
 LOSS_MARGIN = 0.01  # of log losses, within which variants train alike
 LOCK = "lock"  # in the folder: two that take turns there at once would time each other
-NUM_WARMUP = 2  # steps: the first compiles, the second fills what is read ahead
+TURN = "wamlab.recipes.ablate_turn"
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,10 @@ class AblationConfig:
     num_rounds: int = 3  # turns of each variant, in alternation
     num_processes: int = 1
     has_leave_one_out: bool = True
+    num_warmup: int = 2  # steps before: the first compiles, the second fills what is read ahead
 
     def __post_init__(self) -> None:
-        for name in ("num_steps", "num_rounds", "num_processes"):
+        for name in ("num_steps", "num_warmup", "num_rounds", "num_processes"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}: give at least 1")
 
@@ -59,7 +60,7 @@ def list_variants(recipe: Recipe, tricks: Sequence[Trick], config: AblationConfi
         for trick in tricks[:-1]:  # without the last they are those before it
             others = [other for other in tricks if other is not trick]
             found[f"all but {trick.name}"] = with_tricks(recipe, others, tricks)
-    num_steps = NUM_WARMUP + config.num_steps
+    num_steps = config.num_warmup + config.num_steps
     return {name: replace(r, train=replace(r.train, num_steps=num_steps)) for name, r in found.items()}
 
 
@@ -103,7 +104,8 @@ def _ablate(
     }
     if (folder / RESULT).exists():
         before = read_json(folder / RESULT)
-        if before["variants"] != described or before["config"]["num_processes"] != config.num_processes:
+        alike = ("num_processes", "num_warmup")
+        if before["variants"] != described or any(before["config"].get(n) != result["config"][n] for n in alike):
             raise InputError(f"{folder} holds an ablation of other variants: give another folder")
         result["turns"] = before["turns"]  # what failed may have been killed: it is tried again
     for number in range(config.num_rounds):
@@ -111,7 +113,7 @@ def _ablate(
             if len(result["turns"][name]) > number or name in result["failures"]:
                 continue
             try:
-                turn = run_turn(recipe, folder, config.num_processes)
+                turn = run_turn(recipe, folder, config)
             except RuntimeError as error:
                 warnings.warn(f"{name}: {error}", stacklevel=2)
                 result["failures"][name] = str(error)
@@ -142,16 +144,27 @@ def judge_losses(turns: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, 
     return found
 
 
-def run_turn(recipe: Recipe, folder: Path, num_processes: int = 1) -> dict[str, Any]:
-    """Train a few steps in a process of its own, or several; return what it says. Raises RuntimeError if it fails."""
+def run_turn(
+    recipe: Recipe,
+    folder: Path,
+    settings: AblationConfig | None = None,
+    *,
+    module: str = TURN,
+    python: str = sys.executable,
+) -> dict[str, Any]:
+    """Train a few steps in a process of its own, or several; return what it says. Raises RuntimeError if it fails.
+
+    ``module`` takes the turn; another one is how a bench asks a peer.
+    """
+    settings = settings or AblationConfig()
+    num_processes = settings.num_processes
     config, found = folder / "turn.json", folder / "turn_result.json"
     write_json(config, asdict(recipe))
     found.unlink(missing_ok=True)
-    words = [str(config), str(found), str(NUM_WARMUP)]
-    module = "wamlab.recipes.ablate_turn"
-    command = [sys.executable, "-m", module, *words]
+    words = [str(config), str(found), str(settings.num_warmup)]
+    command = [python, "-m", module, *words]
     if num_processes > 1:
-        command = torchrun_command(num_processes, module, words)
+        command = torchrun_command(num_processes, module, words, python=python)
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_processes))}
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(folder.parent.resolve() / "compiled")}
     log = folder / "turn.log"

@@ -106,12 +106,14 @@ def leave_ranks() -> None:
         dist.destroy_process_group()
 
 
-def torchrun_command(num_processes: int, module: str, words: Sequence[str], *, num_restarts: int = 0) -> list[str]:
+def torchrun_command(
+    num_processes: int, module: str, words: Sequence[str], *, num_restarts: int = 0, python: str = sys.executable
+) -> list[str]:
     """Return the command that runs ``python -m module words`` in several processes of this machine.
 
     When one fails all are ended, and begun again up to ``num_restarts`` times.
     """
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+    start = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
     return [*start, f"--max-restarts={num_restarts}", "--monitor-interval=0.2", "-m", module, *words]
 
 
