@@ -3,7 +3,8 @@
     wamlab bench end_to_end [--quick] [--json]
 
 The recipe is ``small_5b``: 44 M parameters, about 940 tokens a sample, real encoders with operations in proportion to
-the published ones, bf16 on both sides. On a CPU there are no launches, no PCIe and no second memory to win back.
+the published ones, bf16 on both sides where the machine computes in it. On a CPU there are no launches, no PCIe and no
+second memory to win back.
 
 Then the same in two processes with half the batch each: ZeRO-2 with Adam offloaded against FSDP2 and all tricks. Where
 ``WAMLAB_DEEPSPEED_PYTHON`` names a Python that has wamlab and DeepSpeed, DeepSpeed itself trains the baseline, too:
@@ -11,8 +12,8 @@ Then the same in two processes with half the batch each: ZeRO-2 with Adam offloa
     python -m venv V && V/bin/pip install -e '.[wan]' deepspeed    # its Adam needs g++
     export WAMLAB_DEEPSPEED_PYTHON=V/bin/python
 
-Quick: the baselines and all tricks in one process, one step each after one of warm-up, half as many frames, nothing
-compiled or stored.
+Quick: the baselines and all tricks in one process, one step each after one of warm-up, a quarter of the frames,
+nothing compiled or stored.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def run(*, is_quick: bool) -> dict[str, Any]:
     config = AblationConfig(num_steps=2, num_rounds=2)
     if is_quick:
         config = AblationConfig(num_steps=1, num_warmup=1, num_rounds=1, has_leave_one_out=False)
-        window, sizes = replace(recipe.window, max_blocks=2), replace(recipe.model, max_blocks=2)
+        window, sizes = replace(recipe.window, max_blocks=1), replace(recipe.model, max_blocks=1)
         recipe = replace(recipe, window=window, model=sizes, train=replace(recipe.train, batch_size=1))
         tricks = tuple(trick for trick in tricks if trick.name not in LEFT_OUT_OF_QUICK)
     variants = list_variants(recipe, tricks, config)
