@@ -139,7 +139,7 @@ def test_a_segment_survives_the_store_bit_for_bit(tmp_path: Path) -> None:
     assert found.snapshot == segment.snapshot and found.key == (1, 2) and found.memory == {}
     assert found.chunks.keys() == segment.chunks.keys()
     assert all(found.chunks[name].tobytes() == segment.chunks[name].tobytes() for name in segment.chunks)
-    with pytest.raises(InputError, match="no episode segment"):
+    with pytest.raises(InputError, match="no whole episode segment"):
         segment_from_tensors({"other": torch.zeros(1)}, "it")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import socket
 import time
@@ -47,7 +48,7 @@ class Layout:
     def spans(self) -> list[tuple[str, torch.dtype, tuple[int, ...], slice]]:
         spans, start = [], 0
         for name, dtype, shape in self.fields:
-            end = start + int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype].itemsize
+            end = start + math.prod(shape) * DTYPES[dtype].itemsize
             spans.append((name, DTYPES[dtype], shape, slice(start, end)))
             start = -(-end // ALIGNMENT) * ALIGNMENT
         return spans
@@ -222,7 +223,7 @@ def read_json(path: Path) -> dict:
     """Read a manifest entry's mapping; ``InputError`` names a file that holds none."""
     try:
         entry = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         entry = None
     if not isinstance(entry, dict):
         raise InputError(f"{path} is no manifest entry: delete that file and run `wamlab encode` again")
@@ -239,8 +240,10 @@ def read_entry(path: Path) -> Shard:
         keys, checksums = [str(key) for key in entry["keys"]], [int(number) for number in entry["checksums"]]
         if not len(keys) == len(checksums) > 0 or any(dtype not in DTYPES for _, dtype, _ in fields):
             raise ValueError("its lists do not fit together")
+        if any(not 0 <= size < 2**40 for _, _, shape in fields for size in shape):
+            raise ValueError("a tensor has no such shape")
         return Shard(path.with_suffix(".bin"), Layout(fields), keys, checksums, str(entry["sha256"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path} is damaged: delete that file and run `wamlab encode` again") from error
 
 

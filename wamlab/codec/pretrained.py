@@ -149,7 +149,7 @@ def _read_sizes(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         sizes = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as JSON ({error}): give a file of an encoder's sizes") from error
     if not isinstance(sizes, dict):
         raise InputError(f"{path} holds no mapping of sizes: give a file like a library's config.json")

@@ -114,7 +114,7 @@ def _read_header(content: mmap.mmap) -> tuple[Header, int]:
         entry = json.loads(text).items()
         fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in entry}
         header = Header(**fields)
-    except (struct.error, ValueError, TypeError, AttributeError) as error:
+    except (struct.error, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged("has no valid header") from error
     return header, -(-(PREFIX.size + length) // PAGE) * PAGE
 

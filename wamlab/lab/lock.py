@@ -119,5 +119,5 @@ def _owner(data: bytes, path: Path) -> dict[str, Any]:
     try:
         owner = json.loads(data)
         return owner | {"pid": int(owner["pid"]), "host": owner["host"], "born": owner["born"]}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"{path} names no process: delete it if nothing writes to {path.parent}") from None

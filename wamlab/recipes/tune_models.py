@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 
 from wamlab import __version__
+from wamlab.errors import InputError
 from wamlab.lab.records import plain, read_json, write_json
 from wamlab.recipes.backtest import expected_error
 from wamlab.recipes.build import choose_device
@@ -29,7 +32,7 @@ from wamlab.speed.shard_memory import UnitBytes, shared_memory, widened_memory
 from wamlab.speed.step_time import BlockTime, MicroBatchTime, measure_times, times_at
 from wamlab.train import has_native_bf16
 
-VERSION = 2  # of what is kept in the cache: raise it when a model of memory or time changes
+VERSION = 3  # of what is kept in the cache: raise it when a model of memory or time changes
 
 
 @dataclass(frozen=True)
@@ -85,11 +88,10 @@ def models_of(recipe: Recipe, where: Place, *, is_cached: bool) -> Models:
     """Read or make what a recipe takes at a place; measuring and tracing take up to minutes."""
     path = cache_path(recipe, where)
     if is_cached and path.exists():
-        kept = read_json(path)
-        return Models(
-            tuple(memory_from_dict(values) for values in kept["memories"]),
-            tuple(_time_from_dict(values) for values in kept["times"]), kept["error"], tuple(kept["policies"]),
-        )  # fmt: skip
+        try:
+            return read_models(path)
+        except InputError as error:
+            warnings.warn(f"{error}; it is made anew", stacklevel=2)
     sizes = list_sizes(recipe.train.batch_size)
     traced = trace_recipe(
         recipe, sorted({sizes[0], sizes[-1]}), has_bf16=where.has_bf16, is_narrow=where.is_narrow(recipe),
@@ -163,12 +165,28 @@ def cache_path(recipe: Recipe, where: Place) -> Path:
 
 
 def write_models(path: Path, recipe: Recipe, where: Place, models: Models) -> None:
-    """Keep what was traced and timed."""
+    """Keep what was traced and timed, with a checksum."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {
+    kept = plain({
         "recipe": recipe.name, "device": where.name, "memories": [memory_to_dict(one) for one in models.memories],
         "times": [asdict(one) for one in models.times], "error": models.error, "policies": list(models.policies),
     })  # fmt: skip
+    write_json(path, {**kept, "sha256": _sha256_of(kept)})
+
+
+def read_models(path: Path) -> Models:
+    """Read what was kept; raises InputError for a file that is not as it was written."""
+    kept = read_json(path)
+    if kept.pop("sha256", None) != _sha256_of(kept):
+        raise InputError(f"{path}, a cache of the tuner, is damaged")
+    return Models(
+        tuple(memory_from_dict(values) for values in kept["memories"]),
+        tuple(_time_from_dict(values) for values in kept["times"]), kept["error"], tuple(kept["policies"]),
+    )  # fmt: skip
+
+
+def _sha256_of(kept: Any) -> str:
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def _time_from_dict(values: dict[str, Any]) -> MicroBatchTime:

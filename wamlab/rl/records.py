@@ -11,7 +11,14 @@ from dataclasses import replace
 
 from wamlab.errors import InputError
 from wamlab.rl.jobs import GroupNotes, Job, JobKey, Order
-from wamlab.rl.segments import Segment, Setting, joined_segment, segment_from_tensors, segment_to_tensors
+from wamlab.rl.segments import (
+    Segment,
+    Setting,
+    joined_segment,
+    segment_from_tensors,
+    segment_to_tensors,
+    words_of_name,
+)
 from wamlab.rl.store import TieredStore
 
 
@@ -36,9 +43,9 @@ class Records:
         notes: dict[int, GroupNotes] = {}
         found: dict[JobKey, list[tuple[int, str]]] = {}
         for name in self.store:
-            words = name.split("-")
-            if len(words) == 4 and words[0] == str(self.setting.iteration):
-                group, member, num_chunks = map(int, words[1:])
+            words = words_of_name(name)
+            if words is not None and words[0] == self.setting.iteration:
+                _, group, member, num_chunks = words
                 found.setdefault((group, member), []).append((num_chunks, name))
         for key, ends in found.items():
             job = by_key.get(key)
@@ -97,6 +104,8 @@ class Records:
 
     def _read(self, name: str) -> Segment:
         piece = segment_from_tensors(self.store.get(name), name)
+        if piece.name != name:
+            raise InputError(f"the store holds {piece.name} under the name {name}: remove it to play it again")
         if (piece.policy_version, piece.sampler) != (self.setting.policy_version, self.setting.sampler):
             raise InputError(
                 f'the store holds {name} of policy {piece.policy_version} with the sampler "{piece.sampler}", not of '
@@ -107,7 +116,7 @@ class Records:
 
 def forget_before(store: TieredStore, iteration: int) -> int:
     """Remove the segments of earlier iterations, once a checkpoint holds what was learned from them; count them."""
-    names = [name for name in store if len(words := name.split("-")) == 4 and int(words[0]) < iteration]
+    names = [name for name in store if (words := words_of_name(name)) is not None and words[0] < iteration]
     for name in names:
         store.remove(name)
     return len(names)

@@ -112,6 +112,13 @@ def segment_name(iteration: int, group: int, member: int, num_chunks: int) -> st
     return f"{iteration}-{group}-{member}-{num_chunks}"
 
 
+def words_of_name(name: str) -> tuple[int, ...] | None:
+    """Return iteration, group, member and chunks of a segment's name; None for a name of anything else."""
+    words = name.split("-")
+    is_name = len(words) == 4 and all(word.isascii() and word.isdigit() and len(word) < 19 for word in words)
+    return tuple(map(int, words)) if is_name else None
+
+
 def joined_segment(pieces: Sequence[Segment]) -> Segment:
     """Put the chunks of an episode's segments, each with its own alone, behind one another."""
     if not pieces:
@@ -131,12 +138,26 @@ def segment_to_tensors(segment: Segment) -> dict[str, Tensor]:
 
 def segment_from_tensors(tensors: Mapping[str, Tensor], where: str) -> Segment:
     """Read a record back, bit for bit; raises InputError where it is none."""
-    if "record" not in tensors:
-        raise InputError(f"{where} holds no episode segment")
-    arrays = {name: value.cpu().numpy() for name, value in tensors.items()}
-    plain: dict[str, Any] = json.loads(arrays.pop("record").tobytes())
-    parts: dict[str, dict[str, np.ndarray]] = {"memory": {}, "chunks": {}}
-    for name, value in arrays.items():
-        part, _, rest = name.partition(".")
-        parts[part][rest] = value
-    return Segment(**plain, memory=parts["memory"], chunks=parts["chunks"])
+    try:
+        arrays = {name: value.cpu().numpy() for name, value in tensors.items()}
+        plain: dict[str, Any] = json.loads(arrays.pop("record").tobytes())
+        parts: dict[str, dict[str, np.ndarray]] = {"memory": {}, "chunks": {}}
+        for name, value in arrays.items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = value
+        segment = Segment(**plain, memory=parts["memory"], chunks=parts["chunks"])
+        _check(segment)
+    except (KeyError, ValueError, TypeError, RecursionError) as error:  # TypeError: of bfloat16, or not its fields
+        raise InputError(f"{where} holds no whole episode segment ({error}): remove it to play it again") from error
+    return segment
+
+
+def _check(segment: Segment) -> None:
+    """Raise ValueError for fields of other kinds and chunks that are not a row each."""
+    counts = ("iteration", "group", "member", "num_segments", "num_chunks", "num_ticks", "policy_version")
+    if odd := [name for name in counts if type(value := getattr(segment, name)) is not int or not 0 <= value < 2**63]:
+        raise ValueError(f"{odd[0]} is {str(getattr(segment, odd[0]))[:40]!r}")
+    if not (type(segment.sampler) is str and type(segment.is_done) is bool and type(segment.is_success) is bool):
+        raise ValueError("sampler, is_done or is_success is of another kind")
+    if "num_ticks" not in segment.chunks or len({value.shape[:1] for value in segment.chunks.values()}) > 1:
+        raise ValueError("its chunks are not a row each")

@@ -73,7 +73,7 @@ def read_episode_list(path: str | Path | None = None) -> list[ListedEpisode]:
     try:
         content = json.loads(source.read_text())
         is_ours = content["format"] == FORMAT
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise InputError(f"{source} is no readable episode list ({error}); write it again") from error
     if not is_ours:
         raise InputError(f"{source} has format {content['format']!r}, this version reads {FORMAT}; write it again")

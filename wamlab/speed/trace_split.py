@@ -19,10 +19,12 @@ def split_of_trace(path: Path | str) -> dict[str, float]:
     computed beside, "exposed_communication". Raises InputError where the file is no trace.
     """
     try:
-        events: list[dict[str, Any]] = json.loads(Path(path).read_text("utf-8"))["traceEvents"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        told: list[dict[str, Any]] = json.loads(Path(path).read_text("utf-8"))["traceEvents"]
+        events = [event for event in told if event.get("ph") == "X" and "dur" in event]
+        if odd := [event for event in events if not _is_whole(event)]:
+            raise ValueError(f"an event says {str(odd[0])[:60]}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{path} is no trace of a step ({error}): write one with traced(...)") from error
-    events = [event for event in events if event.get("ph") == "X" and "dur" in event]
     communication = _joined(_span(event) for event in events if _is_collective(event))
     compute = _joined(_span(event) for event in _computing(events))
     copies = _joined(_span(e) for e in events if e.get("cat") == "gpu_memcpy" and "HtoD" in e["name"])
@@ -33,6 +35,16 @@ def split_of_trace(path: Path | str) -> dict[str, float]:
         "exposed_communication": _without(communication, compute),
     }
     return {name: sum(end - start for start, end in spans) / 1e6 for name, spans in found.items()}
+
+
+def _is_whole(event: dict[str, Any]) -> bool:
+    times = [event.get("ts"), event["dur"]]
+    return (
+        isinstance(event.get("name"), str)
+        and isinstance(event.get("tid", 0), int | str)
+        and all(type(time) in (int, float) and abs(time) < 1e300 for time in times)  # pyright: ignore[reportArgumentType]
+        and event["dur"] >= 0
+    )
 
 
 def _is_collective(event: dict[str, Any]) -> bool:
@@ -49,9 +61,9 @@ def _computing(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return []
     by_thread: dict[Any, float] = {}
     for event in own:
-        by_thread[event["tid"]] = by_thread.get(event["tid"], 0.0) + event["dur"]
+        by_thread[event.get("tid")] = by_thread.get(event.get("tid"), 0.0) + event["dur"]
     busiest = max(by_thread, key=lambda thread: by_thread[thread])
-    return [event for event in own if event["tid"] == busiest]
+    return [event for event in own if event.get("tid") == busiest]
 
 
 def _span(event: dict[str, Any]) -> tuple[float, float]:
