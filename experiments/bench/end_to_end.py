@@ -91,8 +91,8 @@ def run(*, is_quick: bool) -> dict[str, Any]:
             more = _measured(compared, Path(headline), config, tricks, left_out)
             for name in compared:
                 result["turns"][name] += more["turns"][name]
+        print(ablation_table(result))
         together = {} if is_quick else train_together(recipe, device, Path(folder), config)
-    print(ablation_table(result))
     speedups = ratios(result, OFFICIAL, FULL)
     if missing := [name for name in (OFFICIAL, FSDP2, FULL) if not ratios(result, name, name)]:
         raise InputError(f"nothing was measured of {', '.join(missing)}: {result['failures']}")
@@ -143,10 +143,16 @@ def train_together(recipe: Recipe, device: torch.device, folder: Path, config: A
     turns: dict[str, list[dict[str, Any]]] = {name: [] for name in (OFFICIAL, *[DEEPSPEED] * bool(python), FSDP2, FULL)}
     for _ in tqdm(range(config.num_rounds), desc="rounds of 2 processes", file=sys.stderr):
         for name, own in turns.items():
-            if name == DEEPSPEED:
-                own.append(run_turn(variants[OFFICIAL], folder, config, module="deepspeed_turn", python=python))
-            else:
-                own.append(run_turn(variants[name], folder, config))
+            try:
+                if name == DEEPSPEED:
+                    own.append(run_turn(variants[OFFICIAL], folder, config, module="deepspeed_turn", python=python))
+                else:
+                    own.append(run_turn(variants[name], folder, config))
+            except RuntimeError as error:
+                print(f"{TOGETHER}, {name}: {error}")
+    turns = {name: own for name, own in turns.items() if len(own) == config.num_rounds}
+    if FULL not in turns:
+        return {}
     result = {"turns": turns}
     names = [name for name in turns if name != FULL]
     print(f"\n{TOGETHER}, a batch of {recipe.train.batch_size} each")

@@ -27,7 +27,7 @@ from wamlab.recipes.config import recipe_from_dict
 from wamlab.recipes.network import build_net
 from wamlab.speed.clock import Clock
 from wamlab.speed.ranks import Ranks, join_ranks, leave_ranks
-from wamlab.train import autocast, cosine_rate, make_optimizer
+from wamlab.train import autocast, cosine_rate, has_native_bf16, make_optimizer
 
 
 def settings_of(bench: Workbench) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def settings_of(bench: Workbench) -> dict[str, Any]:
         "gradient_accumulation_steps": config.num_micro_batches,
         "gradient_clipping": config.max_gradient_norm,
         "optimizer": {"type": "AdamW", "params": adam},
-        "bf16": {"enabled": config.has_bf16},
+        "bf16": {"enabled": config.has_bf16 and has_native_bf16(bench.device)},
         "zero_optimization": {
             "stage": 2,
             "offload_optimizer": {"device": "cpu", "pin_memory": bench.device.type == "cuda"},
