@@ -173,9 +173,8 @@ def run_turn(
         done = subprocess.run(command, env=environment, stdout=stream, stderr=subprocess.STDOUT)
     if done.returncode or not found.exists():
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        errors = [
-            line for line in lines if "Error" in line and "ChildFailedError" not in line
-        ]  # torchrun names no cause
+        # torchrun's own last word names no cause
+        errors = [line for line in lines if "Error" in line and "ChildFailedError" not in line]
         said = (errors or lines or ["it said nothing"])[-1][:300]
         raise RuntimeError(f"stopped with status {done.returncode}: {said}")
     turn = read_json(found)
