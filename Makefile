@@ -1,14 +1,15 @@
 # Two commands do everything on a fresh machine with Python >= 3.11 and make:
 #   make demo    sets up, makes a robot dataset, trains a tiny world action model, shows what it learnt
 #   make test    sets up, passes all tests
-# A third, `make docs`, builds the documentation into build/docs.
+#   make lab     sets up, opens JupyterLab on the notebooks
+#   make docs    builds the documentation into build/docs
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # Left empty, pip may pick any version; the tested ones are the default.
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: setup demo test lint docs audit clean
+.PHONY: setup demo lab test lint docs audit clean
 
 setup: $(VENV)/.ready
 
@@ -20,6 +21,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 demo: setup
 	$(BIN)/wamlab demo
+
+# In containers people are root, whom Jupyter only serves when told to; it listens on the loopback, with a token.
+lab: setup
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir notebooks 00_first_run.ipynb $(LAB)
 
 test: setup lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -105,6 +105,7 @@ PARSED = {  # and why they are not run
     "wamlab weights convert weights/DreamZero-DROID out --layout diffusers --dtype bfloat16": "needs published weights",
     "make demo": "minutes; the demo of every release is measured, see docs/training.md",
     "make test": "this suite",
+    "make lab": "serves until it is stopped; tests/test_browser.py runs notebooks in a real JupyterLab",
 }
 NOT_RUN = {'captured(step, device="cuda"': "a CUDA graph needs a GPU; tests/gpu/run.sh captures"}
 SMALLER = {  # a live chart needs a notebook
