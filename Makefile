@@ -24,7 +24,7 @@ demo: setup
 
 # In containers people are root, whom Jupyter only serves when told to; it listens on the loopback, with a token.
 lab: setup
-	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir notebooks 00_first_run.ipynb $(LAB)
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir notebooks notebooks/00_first_run.ipynb $(LAB)
 
 test: setup lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
