@@ -72,7 +72,7 @@ def run(*, is_quick: bool) -> dict[str, Any]:
         print(f"without {name}: {why}")
     config = AblationConfig(num_steps=2, num_rounds=2)
     if not has_native_bf16(device):  # operations take three times as long
-        config = AblationConfig(num_steps=1, num_warmup=1, num_rounds=1, has_leave_one_out=False)
+        config = AblationConfig(num_steps=1, num_rounds=1, has_leave_one_out=False)
         recipe = replace(recipe, train=replace(recipe.train, batch_size=2))
     if is_quick:
         config = AblationConfig(num_steps=1, num_warmup=1, num_rounds=1, has_leave_one_out=False)
