@@ -36,6 +36,7 @@ def lab(started: Lab) -> Iterator[Lab]:
     yield started
     errors = started.errors()
     started.end_kernels()
+    started.errors()  # that it asks no one before it leaves an unsaved notebook
     assert not errors
 
 
@@ -227,13 +228,42 @@ def test_a_cell_that_trains_in_the_kernel_is_watched_and_stopped_while_it_runs(l
     lab.find(".jp-RenderedSVG img")
 
 
+def cells_of(name: str) -> list[str]:
+    """Return the code cells of a notebook, to run at the small size of tests."""
+    source = json.loads((Path(__file__).resolve().parents[1] / "notebooks" / name).read_text())
+    small = "import os\nos.environ['WAMLAB_SMOKE'] = '1'\nos.environ['OMP_NUM_THREADS'] = '1'"
+    return [small, *("".join(cell["source"]) for cell in source["cells"] if cell["cell_type"] == "code")]
+
+
+@needs_time
+def test_the_loader_of_notebook_02_is_drawn_anew_while_it_reads(lab: Lab) -> None:
+    small, parameters, *cells = cells_of("02_data.ipynb")
+    lab.open("data.ipynb", [small, f"{parameters}\nnum_steps = 30", *cells])
+    lab.run_all()
+    pictures = "[...document.querySelectorAll('.jp-RenderedSVG img')].map(image => decodeURIComponent(image.src))"
+
+    def drawn() -> str:
+        return next((svg for svg in lab.ask(pictures) if "slowest stage: " in svg), "")
+
+    seen = [wait_until(drawn, "the stages are drawn", 120)]
+    lab.ask("document.querySelector(\".jp-RenderedSVG img[src*='slowest']\").scrollIntoView({block: 'center'})")
+    lab.picture("loader_running")
+    for _ in range(2):
+        wait_until(lambda: drawn() not in seen, "other figures")
+        seen.append(drawn())
+    assert all('class="fill-orange"/>' in svg for svg in seen), "the slowest stage is no bar of its own colour"
+    wait_until(lambda: lab.ask(f"{KERNEL}.status") == "idle", "the notebook ends", 120)
+    lab.picture("loader_read")
+    saved = lab.save("data.ipynb", "slowest stage")
+    outputs = [output for cell in saved["cells"] for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output["output_type"] == "error"]
+
+
 @needs_time
 def test_the_board_of_notebook_03_starts_and_stops_an_ablation(lab: Lab) -> None:
-    source = json.loads((Path(__file__).resolve().parents[1] / "notebooks" / "03_speed.ipynb").read_text())
-    cells = ["".join(cell["source"]) for cell in source["cells"] if cell["cell_type"] == "code"]
+    cells = cells_of("03_speed.ipynb")
     until_board = cells[: 1 + next(i for i, cell in enumerate(cells) if cell.rstrip().endswith("\nboard"))]
-    smoke = "import os\nos.environ['WAMLAB_SMOKE'] = '1'\nos.environ['OMP_NUM_THREADS'] = '1'"
-    lab.open("board.ipynb", [smoke, *until_board])
+    lab.open("board.ipynb", until_board)
     lab.run_all()
     toggles = "document.querySelectorAll('.widget-toggle-button').length"
     wait_until(lambda: lab.ask(toggles) > 2, "the toggles", 120)
