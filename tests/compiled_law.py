@@ -68,7 +68,7 @@ def inductor(cache: str) -> dict:
 def blocks_law() -> dict:
     """Equal blocks share a compilation, alone, with recompute below or above, with adapters, in a copy."""
     found = {}
-    for name in ("plain", "recompute", "compiled below recompute", "adapters, recompute"):
+    for name in ("recompute", "compiled below recompute", "adapters, recompute"):
         torch._dynamo.reset()
         start_s = time.time()
         net = open_net(4)
@@ -115,7 +115,7 @@ def saved_bytes(net: nn.Module, example: FlowExample) -> int:
 def budget_law() -> dict:
     """The less compiled blocks may keep the less they keep, and it changes no number."""
     found = {}
-    net = open_net(3)
+    net = open_net(1)
     for budget in (1.0, 0.5, 0.0):
         torch._dynamo.reset()
         fast = compiled(copy.deepcopy(net), backend=HALF, is_strict=True, activation_budget=budget)
@@ -127,7 +127,7 @@ def budget_law() -> dict:
 def recompiles_law() -> dict:
     """A new shape is one more compilation a form, counted as a recompile and refused, by name, where told."""
     torch._dynamo.reset()
-    net = compiled(open_net(2), backend=HALF)
+    net = compiled(open_net(2), backend="eager")  # what is compiled anew is decided before any kernel is made
     start_s = time.time()
     flow_loss(net, example_of(1, 2)).total.backward()
     flow_loss(net, example_of(1, 3)).total.backward()
@@ -203,7 +203,9 @@ def encoder_law() -> dict:
 
 def optimizer_law() -> dict:
     torch._dynamo.reset()
-    nets = [open_net(1), open_net(1)]
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    nets, inputs = [net, copy.deepcopy(net)], torch.randn(5, 3, 8)
     optimizers = [AdamW(net.parameters(), lr=1e-3, weight_decay=0.1) for net in nets]
     steps = [optimizers[0].step, compiled_step(optimizers[1], backend=HALF, is_strict=True)]
 
@@ -211,7 +213,7 @@ def optimizer_law() -> dict:
         for net, optimizer, step in zip(nets, optimizers, steps, strict=True):
             set_rate(optimizer, 1e-3 / (1 + index))
             net.zero_grad()
-            flow_loss(net, example_of(index)).total.backward()
+            net(inputs[index]).square().mean().backward()
             step()
 
     update(0)

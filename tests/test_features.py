@@ -1,6 +1,6 @@
 """The feature store: what is read equals what is encoded, whatever kills, fills or damages it on the way.
 
-``WAMLAB_KILL_POINTS=20`` kills an encoding process at so many random moments instead of three.
+``WAMLAB_KILL_POINTS=20`` kills an encoding process at so many random moments instead of two.
 """
 
 import json
@@ -39,7 +39,7 @@ from wamlab.recipes.fit import fit, start_run
 from wamlab.sim.experts import play_episodes
 from wamlab.speed.clock import Clock
 
-KILL_POINTS = int(os.environ.get("WAMLAB_KILL_POINTS", "3"))
+KILL_POINTS = int(os.environ.get("WAMLAB_KILL_POINTS", "2"))
 VARIANTS = 2
 
 
